@@ -1,0 +1,1 @@
+"""Formats: frozen dataclasses over tensors that multiply, transpose and know what they cost."""

@@ -1,0 +1,90 @@
+"""Monarch matrices (Dao et al. 2022): block-diagonal times permutation times block-diagonal."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gblr.matrices.base import StructuredMatrix, check_dims
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MonarchMatrix(StructuredMatrix):
+    """W = L P R with L and R block-diagonal, `num_blocks` blocks each, and P a fixed permutation that mixes the blocks.
+
+    `left` is (num_blocks, out / num_blocks, inner / num_blocks), `right` is (num_blocks, inner / num_blocks, in /
+    num_blocks), so rectangular matrices need no padding; Monarch's usual inner size is min(out, in). Costs inner (out
+    + in) / num_blocks. The output permutation of the Monarch paper is left out: then tile (i, j) of W, out/num_blocks
+    x in/num_blocks, is a plain low-rank matrix, its rank inner / num_blocks^2 (rounded up or down where that is no
+    whole number).
+
+    >>> MonarchMatrix(left=torch.randn(2, 6, 4), right=torch.randn(2, 4, 4))
+    MonarchMatrix(12 x 8, relative_cost=0.833)
+    """
+
+    left: Float[Tensor, "num_blocks out_block inner_block"]
+    right: Float[Tensor, "num_blocks inner_block in_block"]
+
+    def __post_init__(self) -> None:
+        check_dims("left", self.left, "num_blocks out_block inner_block")
+        check_dims("right", self.right, "num_blocks inner_block in_block")
+        if self.left.shape[0] != self.right.shape[0] or self.left.shape[2] != self.right.shape[1]:
+            raise ValueError(
+                "`left` (num_blocks, out_block, inner_block) and `right` (num_blocks, inner_block, "
+                "in_block) must agree; "
+                f"got {tuple(self.left.shape)} and {tuple(self.right.shape)}."
+            )
+
+    @property
+    def num_blocks(self) -> int:
+        return self.left.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_blocks * self.left.shape[1], self.num_blocks * self.right.shape[2]
+
+    @property
+    def num_mults(self) -> int:
+        return self.left.numel() + self.right.numel()
+
+    @property
+    def num_params(self) -> int:
+        return self.num_mults
+
+    @property
+    def T(self) -> "MonarchMatrix":
+        return MonarchMatrix(self.right.mT, self.left.mT)
+
+    def to_dense(self) -> Float[Tensor, "out in"]:
+        left, right = torch.block_diag(*self.left), torch.block_diag(*self.right)
+        return left @ right[self._permutation()]
+
+    def _matmul(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
+        num_blocks, inner_block, in_block = self.right.shape
+        z = torch.einsum("bqp,...bp->...bq", self.right, x.unflatten(-1, (num_blocks, in_block)))
+        z = z.flatten(-2)[..., self._permutation()].unflatten(-1, (num_blocks, inner_block))
+        return torch.einsum("bsq,...bq->...bs", self.left, z).flatten(-2)
+
+    def _permutation(self) -> Int[Tensor, " inner"]:
+        return monarch_permutation(self.num_blocks, self.left.shape[2]).to(self.left.device)
+
+
+@functools.lru_cache(64)
+def _permutation_entries(num_blocks: int, inner_block: int) -> tuple[int, ...]:
+    """Where each input of the left blocks comes from among the outputs of the right blocks.
+
+    Right block j gives left block i a number of its outputs that depends on (i + j) alone: equal shares, the remainder
+    spread over the blocks in a circle. As that is symmetric in i and j, the permutation is its own inverse.
+    """
+    share, extra = divmod(inner_block, num_blocks)
+    size = [[share + ((i + j) % num_blocks < extra) for i in range(num_blocks)] for j in range(num_blocks)]
+    start = [[j * inner_block + sum(size[j][:i]) for i in range(num_blocks)] for j in range(num_blocks)]
+    blocks = range(num_blocks)
+    return tuple(start[j][i] + s for i in blocks for j in blocks for s in range(size[j][i]))
+
+
+def monarch_permutation(num_blocks: int, inner_block: int) -> Int[Tensor, " inner"]:
+    """P as an index: P z = z[index]. Symmetric, so indexing twice gives z back."""
+    return torch.tensor(_permutation_entries(num_blocks, inner_block), dtype=torch.long)

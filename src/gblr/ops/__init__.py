@@ -1,0 +1,1 @@
+"""The equations: functions on tensors and nothing else."""
