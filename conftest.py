@@ -1,0 +1,15 @@
+"""Settings for the tests and for the doctests of src/: shapes are enforced, and examples may say `torch` unimported."""
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+from tests import shape_hook
+
+# Here and not by --jaxtyping-packages, because plain beartype refuses some of our hints (see tests/shape_hook.py).
+# It has to stand before the first import of gblr.
+install_import_hook("gblr", f"{shape_hook.__name__}.checked")
+
+
+@pytest.fixture(autouse=True)
+def examples_know_torch(doctest_namespace):
+    doctest_namespace.setdefault("torch", torch)
