@@ -1,0 +1,1 @@
+"""Pictures and tables of results: numpy in, files out, no torch."""
