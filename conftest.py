@@ -1,4 +1,4 @@
-"""Settings for the tests and for the doctests of src/: shapes are enforced, and examples may say `torch` unimported."""
+"""Settings for the tests and for the doctests of src/: shapes are enforced, and examples need not import."""
 
 import pytest
 import torch
@@ -9,7 +9,9 @@ from tests import shape_hook
 # It has to stand before the first import of gblr.
 install_import_hook("gblr", f"{shape_hook.__name__}.checked")
 
+import gblr  # noqa: E402
+
 
 @pytest.fixture(autouse=True)
-def examples_know_torch(doctest_namespace):
-    doctest_namespace.setdefault("torch", torch)
+def examples_know_torch_and_gblr(doctest_namespace):
+    doctest_namespace.update(torch=torch, gblr=gblr)

@@ -1,9 +1,10 @@
-import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,13 @@ def test_what_the_front_door_imports_is_public():
     assert imported == set(gblr.__all__)
 
 
+def test_the_api_pages_list_every_public_name():
+    pages = "".join(page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md")))
+    assert set(re.findall(r"^::: gblr\.(\w+)$", pages, flags=re.MULTILINE)) == set(gblr.__all__)
+
+
 def test_the_version_is_stated_once_and_the_same():
-    assert gblr.__version__ == PROJECT["project"]["version"] == importlib.metadata.version("gblr")
+    assert gblr.__version__ == PROJECT["project"]["version"] == version("gblr")
 
 
 def test_the_package_tells_type_checkers_that_it_is_typed():
@@ -66,7 +72,7 @@ def test_the_package_tells_type_checkers_that_it_is_typed():
 
 def test_metadata_has_open_ranges_and_does_not_build_against_torch():
     project = PROJECT["project"]
-    requirements = project["dependencies"] + sum(project["optional-dependencies"].values(), [])
+    requirements = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
     assert not [r for r in requirements if "==" in r.split(";")[0]]
     assert not [r for r in PROJECT["build-system"]["requires"] if r.startswith("torch")]
 

@@ -1,5 +1,6 @@
 import itertools
 import math
+import warnings
 import weakref
 
 import pytest
@@ -300,8 +301,17 @@ def test_vmap_agrees_with_a_loop(in_dims, block_rank, kind, generator):
         masked_content(*(t[0] if dim is None else t[i] for t, dim in zip(tensors, in_dims, strict=True)), 2.0)
         for i in range(size)
     ]
-    mapped = torch.func.vmap(lambda *t: masked_content(*t, 2.0, whole=kind == "whole"), in_dims)(*single)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch would warn of a loop over the samples
+        mapped = torch.func.vmap(lambda *t: masked_content(*t, 2.0, whole=kind == "whole"), in_dims)(*single)
     assert_close(mapped, torch.stack(loop))
+
+
+def test_vmap_over_the_table_says_what_to_do_instead(generator):
+    content, width, location = (t.detach() for t in inputs("whole", generator))
+    tables = torch.stack([step_table(12, sigma, f64, CPU) for sigma in (1.0, 2.0)])
+    with pytest.raises(NotImplementedError, match="loop over sigma"):
+        torch.func.vmap(masked_content_from, (0, None, None, None))(tables, content, width, location)
 
 
 def test_gradients_flow_back_through_vmap(generator):

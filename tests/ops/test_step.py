@@ -69,6 +69,13 @@ def test_a_table_first_seen_in_inference_mode_serves_training():
         assert width.grad is not None
 
 
+def test_a_table_first_seen_in_inference_mode_may_be_rewritten_later():
+    for build in (step_table, step_spectrum):
+        with torch.inference_mode():
+            table = build(8, 4.25, f64, CPU)
+        assert not table.is_inference()
+
+
 def test_a_table_first_seen_under_fake_tensors_serves_real_ones():
     for location in (1.0, 1.5):
         with torch._subclasses.FakeTensorMode():

@@ -1,5 +1,4 @@
-"""Theorem 3, Corollary 4, Lemmas 6-7, Corollary 8: the mask's derivatives exist, are finite, and do not vanish at w =
-0.
+"""Theorem 3, Corollaries 4 and 8, Lemma 7: the mask's derivatives exist, are finite, and do not vanish at w = 0.
 
 `gradcheck` of the same derivatives is in tests/ops/test_masks.py.
 """
