@@ -19,7 +19,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 docs: $(VENV)/.test
-	$(BIN)/mkdocs build --strict --quiet --site-dir runs/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir runs/site
 
 bench: $(VENV)/.demo
 	$(BIN)/python benchmarks/bench_masks.py

@@ -67,7 +67,13 @@ class StructuredMatrix(ABC):
         def move(t: Tensor) -> Tensor:
             return t.to(device, dtype if t.is_floating_point() else None, non_blocking)
 
-        return self.map_tensors(move)
+        moved = self.map_tensors(move)
+        structure = getattr(self, "structure", None)
+        if structure is None or dtype is None:
+            return moved
+        # widths and locations may be floats, but a cast to bfloat16 would turn 301 into 300
+        kept = _map_fields(structure, lambda t: t.to(device, non_blocking=non_blocking))
+        return dataclasses.replace(moved, structure=kept)  # type: ignore[type-var]
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same format with `function` applied to the tensors of its fields."""

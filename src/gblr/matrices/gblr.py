@@ -45,7 +45,7 @@ class GBLRMatrix(StructuredMatrix):
             )
         sides = (("row_width", self.structure.row_width, self.u), ("col_width", self.structure.col_width, self.v))
         for name, width, content in sides:
-            if can_read_values(width) and bool((width > content.shape[2]).any()):
+            if can_read_values(width) and bool((width.long() > content.shape[2]).any()):
                 raise ValueError(f"`{name}` must be at most the axis, {content.shape[2]}; got {width.max():g}.")
 
     @classmethod
@@ -116,7 +116,7 @@ class GBLRMatrix(StructuredMatrix):
     @property
     def num_mults(self) -> int:
         s = self.structure
-        return self.block_rank * int(((s.row_width + s.col_width) * s.live).sum())
+        return self.block_rank * int(((s.row_width.long() + s.col_width.long()) * s.live).sum())
 
     @property
     def num_params(self) -> int:

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gblr.matrices.base import StructuredMatrix, check_dims
+from gblr.ops.checks import can_read_values
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +37,14 @@ class PixelflyMatrix(StructuredMatrix):
                 "`block_row` and `block_col` must name a place for each of the "
                 f"{len(self.blocks)} tiles; got shapes {tuple(self.block_row.shape)} and {tuple(self.block_col.shape)}."
             )
+        for name, place, size in (
+            ("block_row", self.block_row, self.grid[0]),
+            ("block_col", self.block_col, self.grid[1]),
+        ):
+            if place.numel() and can_read_values(place) and not 0 <= int(place.min()) <= int(place.max()) < size:
+                raise ValueError(
+                    f"`{name}` must lie in [0, {size - 1}] on this grid; got {place.min()} to {place.max()}."
+                )
         expected = (self.grid[0] * self.blocks.shape[1], self.grid[1] * self.blocks.shape[2])
         if (*self.u.shape[1:], *self.v.shape[1:]) != expected or self.u.shape[0] != self.v.shape[0]:
             raise ValueError(

@@ -30,7 +30,7 @@ class Structure:
         if self.row_width.dim() != 1 or len(set(shapes.values())) != 1:
             raise ValueError(f"widths and locations must all have the shape (num_blocks,); got {shapes}.")
         for name, value in fields.items():
-            if can_read_values(value) and value.is_floating_point() and not bool((value == value.round()).all()):
+            if can_read_values(value) and value.is_floating_point() and not bool((value.remainder(1) == 0).all()):
                 raise ValueError(f"`{name}` must hold whole numbers (elements of the axis); use `.round()` first.")
             if name.endswith("width") and can_read_values(value) and bool((value < 0).any()):
                 raise ValueError(f"`{name}` must be 0 or above; got {value.min():g}.")

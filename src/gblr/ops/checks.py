@@ -40,12 +40,12 @@ def check_structure(width: Tensor, location: Tensor, length: int) -> tuple[Tenso
     for name, value in (("width", width), ("location", location)):
         if value.is_complex() or value.dtype == torch.bool:
             raise ValueError(f"`{name}` must have a real or integer dtype; got {value.dtype}.")
-    try:
-        width, location = torch.broadcast_tensors(width, location)
-    except RuntimeError as error:
+    # Compared here, as under `torch.compile` an error of `broadcast_tensors` cannot be caught.
+    if any(w != l and 1 not in (w, l) for w, l in zip(width.shape[::-1], location.shape[::-1], strict=False)):
         raise ValueError(
             f"`width` and `location` must have the same shape; got {tuple(width.shape)} and {tuple(location.shape)}."
-        ) from error
+        )
+    width, location = torch.broadcast_tensors(width, location)
     if width.numel() and can_read_values(width, location):
         _check_width_values(width, length)
         if not bool(location.isfinite().all()):

@@ -17,7 +17,9 @@ def boxcar_mask(width: Real[Tensor, "*k"], location: Real[Tensor, "*k"], length:
             [1., 0., 0., 0., 1., 1.]])
     """
     width, location = check_structure(width, location, length)
-    position = torch.arange(length, device=width.device)
+    # In bfloat16 positions above 256 would be rounded.
+    dtype = torch.float32 if location.is_floating_point() else torch.long
+    position = torch.arange(length, dtype=dtype, device=width.device)
     offset = (position - location[..., None]) % length
     return (offset < width[..., None]).to(_mask_dtype(width, location))
 
@@ -34,7 +36,7 @@ def gaudi_mask(
 
     >>> mask = gaudi_mask(torch.tensor([3.0]), torch.tensor([2.0]), sigma=2.0, length=8)
     >>> [round(value, 2) for value in mask[0].tolist()]
-    [-0.06, 0.21, 0.74, 1.05, 0.74, 0.21, -0.06, 0.15]
+    [-0.01, 0.21, 0.79, 1.01, 0.79, 0.21, -0.01, 0.01]
     >>> gaudi_mask(torch.tensor([3.0]), torch.tensor([2.0]), sigma=torch.inf, length=8)
     tensor([[0., 0., 1., 1., 1., 0., 0., 0.]])
     """

@@ -16,6 +16,12 @@ def soft_shrink(x: Float[Tensor, "*k"], threshold: float | Float[Tensor, "*#k"])
     tensor([0.0000, 0.0000, 0.2500])
     """
     if isinstance(threshold, Tensor):
+        if threshold.dim() > x.dim() or any(
+            t not in (1, size) for t, size in zip(threshold.shape[::-1], x.shape[::-1], strict=False)
+        ):
+            raise ValueError(
+                f"`threshold` must broadcast to the shape of `x`, {tuple(x.shape)}; got {tuple(threshold.shape)}."
+            )
         bad = can_read_values(threshold) and not bool((threshold >= 0).all())
     else:
         bad = not threshold >= 0

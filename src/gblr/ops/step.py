@@ -19,6 +19,7 @@ import math
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 # sigma changes at every training step, so old entries are worthless; 256 covers a model with many layer shapes in one
 # step.
@@ -27,7 +28,7 @@ _CACHE_SIZE = 256
 
 def step_table(length: int, sigma: float, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "2 three_length"]:
     """S(i + 1/2) - 1/2 and S'(i + 1/2) for i = -2 length .. length - 1. Cached; do not write into it."""
-    if torch.compiler.is_compiling():
+    if _is_traced():
         return _build_table(length, sigma).to(device=device, dtype=dtype)
     return _cached_table(length, sigma, dtype, device)
 
@@ -36,24 +37,31 @@ def step_spectrum(length: int, sigma: float, dtype: torch.dtype, device: torch.d
     """Fourier coefficients of S(x) - x/n and S'(x) - 1/n at x = j + 1/2, real and imaginary part last. Cached
     likewise.
     """
-    if torch.compiler.is_compiling():
+    if _is_traced():
         return torch.view_as_real(_build_spectrum(length, sigma)).to(device=device, dtype=dtype)
     return _cached_spectrum(length, sigma, dtype, device)
 
 
+def _is_traced() -> bool:
+    """Under compile, fake tensors or another dispatch mode a table may be no real tensor: it must not be cached."""
+    return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
+
+
 @functools.lru_cache(_CACHE_SIZE)
+@torch.inference_mode(False)  # a table first made in an evaluation must serve training too
 def _cached_table(length: int, sigma: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return _build_table(length, sigma).to(device=device, dtype=dtype)
 
 
 @functools.lru_cache(_CACHE_SIZE)
+@torch.inference_mode(False)
 def _cached_spectrum(length: int, sigma: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.view_as_real(_build_spectrum(length, sigma)).to(device=device, dtype=dtype)
 
 
 def _build_spectrum(length: int, sigma: float) -> Tensor:
     """c_k = g(k) exp(i pi k / n) / (2i sin(pi k / n)) and 2 pi i k / n * c_k, with c_0 = 0; float64 on the CPU."""
-    k = torch.arange(1, length // 2 + 1, dtype=torch.float64)
+    k = torch.arange(1, length // 2 + 1, dtype=torch.float64, device="cpu")
     smoothing = torch.exp(-0.5 * (k / sigma) ** 2)
     phase = math.pi * k / length
     value = torch.polar(smoothing / (2 * torch.sin(phase)), phase - math.pi / 2)
@@ -63,7 +71,7 @@ def _build_spectrum(length: int, sigma: float) -> Tensor:
 
 def _build_table(length: int, sigma: float) -> Tensor:
     periodic, slope = torch.fft.irfft(_build_spectrum(length, sigma), n=length)  # (length,) each
-    x = torch.arange(length, dtype=torch.float64) + 0.5
+    x = torch.arange(length, dtype=torch.float64, device="cpu") + 0.5
     # Without smoothing S is the plain staircase; the sum above says so only up to rounding, and boxcars should be
     # exact.
     centred = torch.zeros_like(x) if math.isinf(sigma) else periodic + x / length - 0.5

@@ -22,6 +22,8 @@ _NUM_CHUNKS = 4
 
 def forward(content: Tensor, width: Tensor, location: Tensor, table: Tensor) -> Tensor:
     out = torch.empty(content.shape, dtype=content.dtype, device=content.device)
+    if not content.numel():
+        return out  # no FFT of nothing
     size = _chunk_size(content)
     rows = _rows(table, width, location, content.shape[-1], size)
     for i, (o, c) in enumerate(zip(out.split(size), content.split(size), strict=True)):
@@ -40,7 +42,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of content, width and location; one that is not needed comes back empty."""
     grad_content = content.new_empty(content.shape if need_content else (0,))
-    at_rise, at_fall = (table.new_empty(width.shape if need_structure else (0,)) for _ in range(2))
+    at_rise, at_fall = (table.new_zeros(width.shape if need_structure else (0,)) for _ in range(2))
+    if not content.numel():
+        return grad_content, at_fall.to(width.dtype), at_rise.to(width.dtype)
     size = _chunk_size(content)
     rows = _rows(table, width, location, content.shape[-1], size)
     for i, (g, c) in enumerate(zip(grad.split(size), content.split(size), strict=True)):
@@ -56,7 +60,10 @@ def backward(
 
 def _rank_dot(a: Tensor, b: Tensor) -> Tensor:
     """Sum over block_rank of a * b: (blocks, block_rank, length) -> (blocks, length)."""
-    return (a * b).squeeze(1) if a.shape[1] == 1 else torch.einsum("krn,krn->kn", a, b)
+    total = a[:, 0] * b[:, 0]
+    for r in range(1, a.shape[1]):  # one row at a time: einsum would copy both, and is slower
+        total.addcmul_(a[:, r], b[:, r])
+    return total
 
 
 def _chunk_size(content: Tensor) -> int:

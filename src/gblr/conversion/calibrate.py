@@ -1,0 +1,84 @@
+"""Gram matrices X^T X of the inputs that layers really see, collected in one pass without keeping activations."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gblr.conversion.sources import Source
+from gblr.progress import progress
+
+
+@dataclass
+class Statistics:
+    """Of one layer: the Gram matrix of its inputs and how many input vectors there were."""
+
+    gram: Float[Tensor, "in in"]
+    positions: int = 0
+
+
+def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any]) -> dict[str, Statistics]:
+    """Runs `model` on every batch and sums X^T X for every source, in float64.
+
+    A batch is what the model is called with: a tensor, a tuple of positional arguments, or a mapping of named ones.
+    Where it has an "attention_mask", padded positions are left out.
+    """
+    statistics: dict[str, Statistics] = {}
+    padding: list[Tensor | None] = [None]
+    handles = []
+    for source in sources:
+        size, weight = source.weight.shape[1], source.weight
+        gram = torch.zeros(size, size, dtype=torch.float64, device=weight.device)
+        statistics[source.name] = Statistics(gram)
+
+        def hook(module: nn.Module, args: tuple[Any, ...], source: Source = source) -> None:
+            x = _vectors(source, args[0], padding[0])
+            statistics[source.name].gram += (x.mT @ x).double()
+            statistics[source.name].positions += x.shape[0]
+
+        handles.append(source.module.register_forward_pre_hook(hook))
+    was_training = model.training
+    model.eval()
+    try:
+        _run(model, batches, padding)
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    unused = [name for name, found in statistics.items() if found.positions == 0]
+    if len(unused) == len(statistics):
+        raise ValueError("`calibration` reached none of the layers to convert: is it empty, or does it skip them?")
+    return statistics
+
+
+def _run(model: nn.Module, batches: Iterable[Any], padding: list[Tensor | None]) -> None:
+    total = len(batches) if isinstance(batches, Sequence) else 0
+    with torch.no_grad(), progress("calibrating", total) as tick:
+        for batch in batches:
+            padding[0] = None
+            if isinstance(batch, Tensor):
+                model(batch)
+            elif isinstance(batch, Mapping):
+                mask = batch.get("attention_mask")
+                padding[0] = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+                model(**batch)
+            elif isinstance(batch, Sequence):
+                model(*batch)
+            else:
+                raise ValueError(
+                    "`calibration` must yield tensors, tuples of arguments or dicts of named arguments; "
+                    f"got {type(batch).__name__}."
+                )
+            tick()
+
+
+def _vectors(source: Source, x: Tensor, padding: Tensor | None) -> Float[Tensor, "positions in"]:
+    x = x.detach()
+    if source.geometry is not None:
+        x = source.geometry.unfold(x)[0]
+    elif padding is not None and x.shape[:-1] == padding.shape:
+        x = x[padding.to(x.device)]
+    return x.reshape(-1, x.shape[-1]).float()

@@ -1,0 +1,277 @@
+"""`convert_`: any model in, structured model out. All or nothing: an error leaves the model as it was."""
+
+import functools
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gblr.conversion.calibrate import Statistics, collect
+from gblr.conversion.filters import Filter, NameFilter, is_conv, is_linear, linear_layers, near_matches
+from gblr.conversion.report import Report, Row
+from gblr.conversion.sources import Source, Uses, check_weights, read_source, reason_against
+from gblr.fitting.allocate import allocate
+from gblr.fitting.config import Config, GaudiConfig
+from gblr.fitting.fit import fit_batch, num_ticks, prepare_gram
+from gblr.fitting.svd import squared_error, weighted_svd
+from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
+from gblr.layers.gaudi import GaudiLinear, GaudiModule
+from gblr.layers.split import SplitLinear
+from gblr.layers.structured import StructuredLinear
+from gblr.matrices.base import StructuredMatrix
+from gblr.matrices.gblr import GBLRMatrix
+from gblr.progress import progress
+
+_BATCH_NUMBERS = 1 << 27  # of weights, and of what a calibrated fit keeps beside them: half a gigabyte in float32
+
+
+@dataclass
+class Job:
+    """One matrix to fit: a layer, or one part of a fused one."""
+
+    name: str
+    source: Source
+    weight: Tensor
+    bias: Tensor | None
+    gram: Tensor | None
+    positions: int
+    budget: float = 0.0
+    matrix: StructuredMatrix | None = None
+    error: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def dense_mults(self) -> int:
+        return self.weight.shape[0] * self.weight.shape[1]
+
+
+def convert_(
+    model: nn.Module,
+    config: Config,
+    where: Filter | None = None,
+    calibration: Iterable[Any] | None = None,
+    split_fused: bool = True,
+) -> Report:
+    """Replaces every layer for which `where(module, name)` holds by a structured one of `config`, in place.
+
+    The default `where` is `linear_layers()`: every `nn.Linear` and `Conv1D` but output heads; convolutions by
+    `conv_layers()`. Tied, shared and parent-read weights stay dense, with a reason in the report. `calibration` yields
+    batches to call the model with; errors are then weighted by the inputs that each layer sees. `split_fused` treats
+    the q, k and v of a fused projection as matrices of their own.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+    >>> report = convert_(model, gblr.LowRankConfig(relative_cost=0.5))
+    >>> list(report)
+    ['0', '2']
+    >>> round(report.relative_cost, 2)
+    0.47
+    """
+    where = linear_layers() if where is None else where
+    sources, skipped = _choose(model, where, split_fused)
+    notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
+    if isinstance(config, GaudiConfig) and config.init == "scratch":
+        jobs = _jobs(sources, {})
+        for job in jobs:
+            job.budget = config.relative_cost * job.dense_mults
+    else:
+        check_weights(sources)
+        statistics = {} if calibration is None else collect(model, sources, calibration)
+        jobs = _jobs(sources, statistics)
+        _set_budgets(config, jobs)
+        _fit(config, jobs)
+    layers = [_build(config, source, [job for job in jobs if job.source is source]) for source in sources]
+    for source, layer in zip(sources, layers, strict=True):
+        _replace(model, source.name, layer)
+    rows = [
+        _row(job, part)
+        for source, layer in zip(sources, layers, strict=True)
+        for job, part in _parts(source, layer, jobs)
+    ]
+    return Report([*rows, *skipped], [source.name for source in sources], _title(config, calibration), notes)
+
+
+def _choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Source], list[Row]]:
+    """The layers to convert, and rows for those that the filter chose but that must stay."""
+    uses, sources, skipped = Uses(model), [], []
+    names = []
+    for name, module in model.named_modules():
+        if is_linear(module) or is_conv(module):
+            names.append(name)
+        if not where(module, name):
+            continue
+        if reason := reason_against(model, name, module, uses):
+            shape = tuple(getattr(getattr(module, "weight", None), "shape", (0, 0)))
+            skipped.append(Row(name, (shape[0], shape[-1]), f"skipped: {reason}", converted=False))
+        else:
+            sources.append(read_source(model, name, module, split_fused))
+    if not sources:
+        raise ValueError(_nothing_chosen(where, names, skipped))
+    return sources, skipped
+
+
+def _nothing_chosen(where: Filter, names: Sequence[str], skipped: Sequence[Row]) -> str:
+    if skipped:
+        reasons = "; ".join(f"{row.layer}: {row.what}" for row in skipped[:5])
+        return f"`where` chose only layers that must stay as they are: {reasons}."
+    if isinstance(where, NameFilter) and where.include:
+        near = "; ".join(pattern + near_matches(pattern, names) for pattern in where.include)
+        return f"`where` chose no {where.kind} layer. Patterns: {near}."
+    return (
+        f"`where` chose no layer. The model has {len(names)} linear and convolution layers: {', '.join(names[:8])} ..."
+    )
+
+
+def _jobs(sources: Sequence[Source], statistics: dict[str, Statistics]) -> list[Job]:
+    jobs = []
+    for source in sources:
+        found = statistics.get(source.name)
+        for name, (weight, bias) in zip(source.part_names, source.parts(), strict=True):
+            gram, positions = (None, 1) if found is None else (found.gram, max(1, found.positions))
+            jobs.append(Job(name, source, weight, bias, gram, positions))
+    return jobs
+
+
+def _set_budgets(config: Config, jobs: Sequence[Job]) -> None:
+    """Multiplications allowed to each matrix: the same share everywhere, or where they lower the error most."""
+    for job in jobs:
+        job.budget = config.relative_cost * job.dense_mults
+    if config.allocation == "uniform":
+        return
+    spectra = []
+    for job in jobs:
+        gram = None if job.gram is None else prepare_gram(job.gram[None])
+        spectra.append(weighted_svd(job.weight.float()[None], gram)[1][0])
+    step_costs = [job.positions * float(sum(job.weight.shape)) for job in jobs]
+    dense_costs = [float(job.positions * job.dense_mults) for job in jobs]
+    total = config.relative_cost * sum(dense_costs)
+    for job, budget in zip(jobs, allocate(spectra, step_costs, dense_costs, total), strict=True):
+        job.budget = budget / job.positions
+
+
+def _fit(config: Config, jobs: Sequence[Job]) -> None:
+    """Fits all matrices of one shape as one batch, in pieces that fit into memory."""
+    pieces = [piece for group in _groups(jobs) for piece in _pieces(group)]
+    with progress(f"fitting {len(jobs)} weights", len(pieces) * max(1, num_ticks(config))) as tick:
+        for piece in pieces:
+            begin = time.perf_counter()
+            weight = torch.stack([job.weight.float() for job in piece])
+            gram = None
+            if piece[0].gram is not None:
+                gram = prepare_gram(torch.stack([job.gram.to(weight.device) for job in piece])).float()  # type: ignore
+            budget = torch.tensor([job.budget for job in piece], device=weight.device)
+            matrices = fit_batch(config, weight, gram, budget, tick)
+            error = squared_error(torch.stack([m.to_dense() for m in matrices]) - weight, gram)
+            relative = (error / squared_error(weight, gram).clamp(min=1e-30)).sqrt()
+            seconds = (time.perf_counter() - begin) / len(piece)
+            for job, matrix, e in zip(piece, matrices, relative.tolist(), strict=True):
+                job.matrix, job.error, job.seconds = matrix.to(job.weight.dtype), e, seconds
+            if num_ticks(config) == 0:
+                tick()
+
+
+def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.weight.shape, job.weight.device, job.gram is None), []).append(job)
+    return list(groups.values())
+
+
+def _pieces(group: list[Job]) -> list[list[Job]]:
+    out_features, in_features = group[0].weight.shape
+    numbers = out_features * in_features + (0 if group[0].gram is None else 16 * in_features**2)
+    size = max(1, _BATCH_NUMBERS // numbers)
+    return [group[i : i + size] for i in range(0, len(group), size)]
+
+
+@functools.singledispatch
+def build_layer(
+    config: Config, matrix: StructuredMatrix, bias: Tensor | None, geometry: ConvGeometry | None
+) -> nn.Module:
+    """The layer that a fitted matrix becomes: fixed structure, contents as parameters."""
+    return StructuredLinear(matrix, bias) if geometry is None else StructuredConv2d(matrix, geometry, bias)
+
+
+@build_layer.register
+def _(config: GaudiConfig, matrix: GBLRMatrix, bias: Tensor | None, geometry: ConvGeometry | None) -> GaudiModule:
+    layer = _empty_gaudi(config, matrix.shape, bias, geometry, matrix.u.device, matrix.u.dtype)
+    layer.load_matrix(matrix)
+    return layer
+
+
+def _empty_gaudi(
+    config: GaudiConfig, shape: tuple[int, int], bias: Tensor | None, geometry: ConvGeometry | None,
+    device: torch.device, dtype: torch.dtype,
+) -> GaudiModule:  # fmt: skip
+    options: dict[str, Any] = {
+        "bias": bias is not None, "block_rank": config.block_rank, "align": config.align, "rounding": config.rounding,
+        "num_blocks": config.num_blocks, "relative_cost": config.relative_cost, "device": device, "dtype": dtype,
+    }  # fmt: skip
+    if geometry is None:
+        layer: GaudiModule = GaudiLinear(shape[1], shape[0], **options)
+    else:
+        layer = GaudiConv2d(
+            geometry.in_channels, shape[0], geometry.kernel_size, geometry.stride, geometry.padding,
+            geometry.dilation, padding_mode=geometry.padding_mode, **options,
+        )  # fmt: skip
+    if layer.bias is not None and bias is not None and not layer.bias.is_meta:
+        layer.bias.data.copy_(bias)
+    return layer
+
+
+def _build(config: Config, source: Source, jobs: Sequence[Job]) -> nn.Module:
+    layers = []
+    for job in jobs:
+        if job.matrix is None:  # scratch
+            assert isinstance(config, GaudiConfig)
+            shape = (job.weight.shape[0], job.weight.shape[1])
+            layer: nn.Module = _empty_gaudi(
+                config, shape, job.bias, source.geometry, job.weight.device, job.weight.dtype
+            )
+        else:
+            layer = build_layer(config, job.matrix, job.bias, source.geometry)
+        layers.append(layer)
+    whole = layers[0] if len(layers) == 1 else SplitLinear(layers)
+    whole.train(source.module.training)
+    return whole.requires_grad_(source.module.weight.requires_grad)
+
+
+def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
+    parent = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(parent, nn.TransformerEncoderLayer):
+        parent.activation_relu_or_gelu = 0  # its fused kernel would read the dense weight; 0 turns that kernel off
+    setattr(parent, name.rpartition(".")[2], layer)
+
+
+def _parts(source: Source, layer: nn.Module, jobs: Sequence[Job]) -> list[tuple[Job, nn.Module]]:
+    mine = [job for job in jobs if job.source is source]
+    parts = list(layer.parts) if isinstance(layer, SplitLinear) else [layer]
+    return list(zip(mine, parts, strict=True))
+
+
+def _row(job: Job, layer: Any) -> Row:
+    if isinstance(layer, GaudiModule):
+        structure = layer.structure if not layer.width_frac.is_meta else None
+        live = "?" if structure is None else int(structure.live.sum())
+        mults = 0 if structure is None else layer.num_mults
+        what = f"Gaudi, {live} of {layer.num_blocks} blocks of rank {layer.block_rank}"
+    else:
+        mults, what = layer.matrix.num_mults, _describe(layer.matrix)
+    return Row(
+        job.name, (job.weight.shape[0], job.weight.shape[1]), what, job.error, job.dense_mults, mults, job.seconds
+    )
+
+
+def _describe(matrix: StructuredMatrix) -> str:
+    name = type(matrix).__name__.removesuffix("Matrix")
+    rank, num_blocks = getattr(matrix, "rank", None), getattr(matrix, "num_blocks", None)
+    if rank is not None:
+        return f"{name}, rank {rank}"
+    return name if num_blocks is None else f"{name}, {num_blocks} blocks"
+
+
+def _title(config: Config, calibration: object) -> str:
+    how = "errors weighted by calibration inputs" if calibration is not None else "plain errors"
+    return f"{type(config).__name__}(relative_cost={config.relative_cost}, {config.allocation} allocation), {how}"

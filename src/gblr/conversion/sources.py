@@ -1,0 +1,117 @@
+"""Dense layers as matrices: what can be converted, as which matrices, and why something cannot."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gblr.conversion.filters import is_conv, is_conv1d, is_linear
+from gblr.layers.conv import ConvGeometry, StructuredConv2d
+from gblr.layers.gaudi import GaudiModule
+from gblr.layers.split import SplitLinear
+from gblr.layers.structured import MatrixModule
+
+_FUSED = frozenset({"qkv", "c_attn", "in_proj", "Wqkv", "query_key_value", "qkv_proj", "attn_qkv", "to_qkv"})
+_PART_NAMES = {2: ("k", "v"), 3: ("q", "k", "v")}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dense layer to convert: its weight as an out x in matrix, the rows of its parts, and its bias."""
+
+    name: str
+    module: Any
+    weight: Float[Tensor, "out in"]
+    bias: Tensor | None
+    geometry: ConvGeometry | None
+    part_sizes: tuple[int, ...]
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        if len(self.part_sizes) == 1:
+            return (self.name,)
+        labels = _PART_NAMES.get(len(self.part_sizes), tuple(str(i) for i in range(len(self.part_sizes))))
+        return tuple(f"{self.name}[{label}]" for label in labels)
+
+    def parts(self) -> list[tuple[Tensor, Tensor | None]]:
+        weights = self.weight.split(self.part_sizes)
+        biases = (None,) * len(weights) if self.bias is None else self.bias.split(self.part_sizes)
+        return list(zip(weights, biases, strict=True))
+
+
+def read_source(model: nn.Module, name: str, module: Any, split_fused: bool) -> Source:
+    weight: Tensor = module.weight.detach()
+    geometry = None
+    if isinstance(module, nn.Conv2d):
+        geometry, weight = ConvGeometry.of(module), weight.flatten(1)
+    elif is_conv1d(module):
+        weight = weight.T
+    sizes: tuple[int, ...] = (weight.shape[0],)
+    if split_fused and geometry is None:
+        sizes = fused_sizes(model, name, weight.shape[0], weight.shape[1])
+    bias = None if module.bias is None else module.bias.detach()
+    return Source(name, module, weight, bias, geometry, sizes)
+
+
+def fused_sizes(model: nn.Module, name: str, out_features: int, in_features: int) -> tuple[int, ...]:
+    """Rows of q, k and v in a fused projection; from the model's config where key and value heads are fewer."""
+    if name.split(".")[-1] not in _FUSED:
+        return (out_features,)
+    config = getattr(model, "config", None)
+    heads, kv_heads = (getattr(config, key, None) for key in ("num_attention_heads", "num_key_value_heads"))
+    if heads and kv_heads and kv_heads != heads and out_features % (heads + 2 * kv_heads) == 0:
+        head = out_features // (heads + 2 * kv_heads)
+        return heads * head, kv_heads * head, kv_heads * head
+    if out_features % in_features == 0 and out_features // in_features in (2, 3):
+        return (in_features,) * (out_features // in_features)
+    return (out_features,)
+
+
+def reason_against(model: nn.Module, name: str, module: nn.Module, uses: "Uses") -> str | None:
+    """Why a module must stay as it is; None if it can be converted."""
+    if isinstance(module, GaudiModule | MatrixModule | SplitLinear | StructuredConv2d):
+        return "is structured already"
+    if not (is_linear(module) or is_conv(module)):
+        return f"{type(module).__name__} is not a kind of layer that can be converted"
+    parent = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(parent, nn.MultiheadAttention):
+        return "nn.MultiheadAttention reads this weight itself instead of calling the layer"
+    if isinstance(module, nn.Conv2d) and module.groups != 1:
+        return f"grouped convolution (groups={module.groups}): each group would need a matrix of its own"
+    if uses.modules[id(module)] > 1:
+        return "this module is used in several places of the model"
+    weight = module.weight
+    if uses.parameters[id(weight)] > 1:
+        return "its weight is tied to another module's (an embedding, as a rule)"
+    if getattr(module, "parametrizations", None):
+        return "its weight is parametrized; remove the parametrization first"
+    if isinstance(weight, Tensor) and not weight.is_floating_point():
+        return f"its weight is quantized ({weight.dtype})"
+    return None
+
+
+class Uses:
+    """How many places of a model use each module and each parameter."""
+
+    def __init__(self, model: nn.Module):
+        self.modules = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+        owners: dict[int, set[int]] = {}
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                owners.setdefault(id(parameter), set()).add(id(module))
+        self.parameters = Counter({key: len(modules) for key, modules in owners.items()})
+
+
+def check_weights(sources: list[Source]) -> None:
+    """All weights must be there and finite; checked before anything is changed."""
+    for source in sources:
+        if source.weight.is_meta:
+            raise ValueError(
+                f"{source.name}: its weight is on the meta device, so there is nothing to fit. "
+                'Load the weights first, or use `GaudiConfig(init="scratch")`.'
+            )
+        if not bool(torch.isfinite(source.weight).all()):
+            raise ValueError(f"{source.name}: its weight holds NaN or infinity. Check the checkpoint.")

@@ -1,0 +1,75 @@
+"""A batch of GBLR matrices of one shape while they are being fitted."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gblr.fitting.intervals import interval_mask
+from gblr.matrices.gblr import GBLRMatrix
+from gblr.matrices.structure import Structure
+
+
+@dataclass
+class Blocks:
+    """b matrices of k blocks each; contents are zero outside their intervals."""
+
+    u: Float[Tensor, "b k r out"]
+    v: Float[Tensor, "b k r in"]
+    row_start: Int[Tensor, "b k"]
+    row_size: Int[Tensor, "b k"]
+    col_start: Int[Tensor, "b k"]
+    col_size: Int[Tensor, "b k"]
+
+    @classmethod
+    def full(cls, u: Float[Tensor, "b k r out"], v: Float[Tensor, "b k r in"], num_live: Int[Tensor, " b"]) -> "Blocks":
+        """The first `num_live` blocks at full width, the others dead."""
+        index = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2])
+        live = index < num_live[:, None]
+        start = torch.zeros_like(index)
+        return cls(u, v, start, live * u.shape[-1], start.clone(), live * v.shape[-1]).masked()
+
+    @property
+    def block_rank(self) -> int:
+        return self.u.shape[2]
+
+    @property
+    def live(self) -> Tensor:
+        return (self.row_size > 0) & (self.col_size > 0)
+
+    def cost(self) -> Int[Tensor, " b"]:
+        return self.block_rank * ((self.row_size + self.col_size) * self.live).sum(1)
+
+    def product(self) -> Float[Tensor, "b out in"]:
+        return self.u.flatten(1, 2).mT @ self.v.flatten(1, 2)
+
+    def masked(self) -> "Blocks":
+        """Contents set to zero outside the intervals, and in dead blocks."""
+        rows = interval_mask(self.row_start, self.row_size, self.u.shape[-1]) & self.live[..., None]
+        cols = interval_mask(self.col_start, self.col_size, self.v.shape[-1]) & self.live[..., None]
+        return Blocks(self.u * rows[:, :, None], self.v * cols[:, :, None], **self.intervals())
+
+    def intervals(self) -> dict[str, Tensor]:
+        names = ("row_start", "row_size", "col_start", "col_size")
+        return {name: getattr(self, name) for name in names}
+
+    def where(self, condition: Tensor, other: "Blocks") -> "Blocks":
+        """Matrices of self where `condition`, of `other` elsewhere."""
+        chosen = {}
+        for name, value in vars(self).items():
+            chosen[name] = torch.where(condition.view(-1, *[1] * (value.dim() - 1)), value, getattr(other, name))
+        return Blocks(**chosen)
+
+    def clone(self) -> "Blocks":
+        return Blocks(**{name: value.clone() for name, value in vars(self).items()})
+
+    def to_matrices(self) -> list[GBLRMatrix]:
+        """Live blocks alone, one matrix per batch entry."""
+        matrices = []
+        for i, live in enumerate(self.live):
+            structure = Structure(
+                self.row_size[i, live], self.row_start[i, live], self.col_size[i, live], self.col_start[i, live]
+            )
+            matrices.append(GBLRMatrix(structure, self.u[i, live], self.v[i, live]))
+        return matrices

@@ -1,0 +1,134 @@
+"""What a dense weight becomes. A config says what; `gblr.fit` and `gblr.convert_` do it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Allocation = Literal["uniform", "global"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """`relative_cost`: multiplications of the structured layers over those of their dense originals, at most.
+
+    `allocation="uniform"` gives every layer that cost; `"global"` spends the same total where it lowers the error most
+    (`gblr.convert_` only: it needs all layers).
+    """
+
+    relative_cost: float
+    allocation: Allocation = "uniform"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.relative_cost <= 1:
+            raise ValueError(
+                f"`relative_cost` must lie in (0, 1], a fraction of the dense multiplications; got "
+                f"{self.relative_cost}."
+            )
+        check_choice("allocation", self.allocation, Allocation)
+
+
+@dataclass(frozen=True)
+class LowRankConfig(Config):
+    """Truncated SVD. Ranks are multiples of `rank_multiple` where the budget allows at least one (8 suits most
+    hardware).
+    """
+
+    rank_multiple: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, rank_multiple=self.rank_multiple)
+
+
+@dataclass(frozen=True)
+class MonarchConfig(Config):
+    """Block-diagonal, permutation, block-diagonal. Takes the dearest number of blocks that is not above the cost.
+
+    `steps` sweeps over the tiles where inputs are known; without them the projection is one SVD per tile.
+    """
+
+    steps: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(0, steps=self.steps)
+
+
+@dataclass(frozen=True)
+class PixelflyConfig(Config):
+    """Block-sparse butterfly plus low rank. `low_rank_share` of the cost goes to the low-rank part, and what the
+    butterfly leaves over.
+
+    Tiles have `tile` rows and columns, fewer where that does not divide an axis or would be too dear. `steps` times one
+    part is fitted to what the other leaves.
+    """
+
+    tile: int = 32
+    low_rank_share: float = 0.3
+    steps: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, tile=self.tile, steps=self.steps)
+        if not 0 <= self.low_rank_share < 1:
+            raise ValueError(f"`low_rank_share` must lie in [0, 1); got {self.low_rank_share}.")
+
+
+@dataclass(frozen=True)
+class BlastConfig(Config):
+    """Tiles that share factors along rows and columns, `num_tiles` x `num_tiles` of them, fewer where that does not
+    divide both axes; `steps` of refinement.
+    """
+
+    num_tiles: int = 4
+    steps: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, num_tiles=self.num_tiles)
+        check_at_least(0, steps=self.steps)
+
+
+GaudiInit = Literal["correlation", "low_rank", "full", "scratch"]
+Refinement = Literal["descent", "gradient", "none"]
+
+
+@dataclass(frozen=True)
+class GaudiConfig(Config):
+    """A generalized block-low-rank matrix whose structure can go on learning.
+
+    `init` says where the blocks start: `"correlation"` is Algorithm 2 of the paper with its `smoothing_std` (gamma) and
+    `threshold_ratio` (tau over the maximum), `"low_rank"` the truncated SVD, `"full"` blocks of full width at random
+    places, `"scratch"` ignores the weight. `refine` says how they go on from there: `"descent"` updates one block at a
+    time by its best interval, exactly; `"gradient"` is the paper's refinement, AdamW on Gaudi masks and a projection on
+    the budget; `"none"` keeps the start. `steps` counts sweeps over all blocks, or gradient steps.
+    """
+
+    block_rank: int = 1
+    align: int = 1
+    init: GaudiInit = "correlation"
+    refine: Refinement = "descent"
+    steps: int | None = None
+    num_blocks: int | None = None
+    smoothing_std: float = 30.0
+    threshold_ratio: float = 0.9
+    rounding: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("init", self.init, GaudiInit)
+        check_choice("refine", self.refine, Refinement)
+        for name in ("block_rank", "align"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1; got {getattr(self, name)}.")
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    allowed = getattr(choices, "__args__", ())
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; got {value!r}.")
+
+
+def check_at_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"`{name}` must be at least {least}; got {value}.")

@@ -1,0 +1,82 @@
+"""`fit`: one dense weight into the format that a config names. `fit_batch` has a method for each config type."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gblr.fitting.config import Config
+from gblr.matrices.base import StructuredMatrix
+
+Tick = Callable[[], None]  # called after each of `num_ticks` parts of the work, for a progress bar
+
+
+@functools.singledispatch
+def fit_batch(
+    config: Config,
+    weight: Float[Tensor, "b out in"],
+    gram: Float[Tensor, "b in in"] | None,
+    budget: Float[Tensor, " b"],
+    tick: Tick = lambda: None,
+) -> list[StructuredMatrix]:
+    """Fits a batch of equal shape; matrix i costs at most `budget[i]` multiplications. `gram` is ready to be
+
+    factored.
+    """
+    raise TypeError(f"no fit is known for {type(config).__name__}; register one with `fit_batch.register`.")
+
+
+@functools.singledispatch
+def num_ticks(config: Config) -> int:
+    """How often `fit_batch` calls its `tick` for this config."""
+    return 0
+
+
+def fit(
+    weight: Float[Tensor, "out in"], config: Config, gram: Float[Tensor, "in in"] | None = None
+) -> StructuredMatrix:
+    """The matrix of the config's format that comes near `weight` at no more than `config.relative_cost`.
+
+    `gram` is X^T X of real inputs of the layer (rows of X are input vectors): the error is then that of the outputs.
+    The error is never above that of the truncated SVD, weighted alike, for a `GaudiConfig`.
+
+    >>> weight = torch.outer(torch.arange(1.0, 7.0), torch.ones(5))
+    >>> matrix = fit(weight, gblr.LowRankConfig(relative_cost=0.4))
+    >>> bool(torch.allclose(matrix.to_dense(), weight, atol=1e-5))
+    True
+    """
+    check_weight(weight, gram)
+    budget = torch.tensor([config.relative_cost * weight.numel()], device=weight.device)
+    batch = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))[None]
+    grams = None if gram is None else prepare_gram(gram.detach().to(batch)[None])
+    (matrix,) = fit_batch(config, batch, grams, budget)
+    return matrix.to(weight.dtype)
+
+
+def check_weight(weight: Tensor, gram: Tensor | None) -> None:
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ValueError(
+            f"`weight` must be a 2-D floating-point tensor; got {weight.dtype} of shape {tuple(weight.shape)}."
+        )
+    if not bool(weight.isfinite().all()):
+        raise ValueError("`weight` must be finite; it holds NaN or infinity.")
+    expected = (weight.shape[1], weight.shape[1])
+    if gram is not None and tuple(gram.shape) != expected:
+        raise ValueError(f"`gram` must be in_features x in_features = {expected}; got {tuple(gram.shape)}.")
+    if gram is not None and not bool(gram.isfinite().all()):
+        raise ValueError("`gram` must be finite; it holds NaN or infinity.")
+
+
+_DAMPING = 1e-2  # of the mean diagonal: the calibration sample is finite, and a Gram matrix must be invertible
+
+
+def prepare_gram(gram: Float[Tensor, "b in in"]) -> Float[Tensor, "b in in"]:
+    """Scaled to a mean diagonal of 1 and damped, so that it can be factored; a zero Gram (unused layer) becomes
+
+    plain.
+    """
+    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    return torch.where(scale > 0, gram / scale.clamp(min=torch.finfo(gram.dtype).tiny), 0) + _DAMPING * identity

@@ -1,0 +1,171 @@
+"""The same layers over convolutions: a weight (out, in, kh, kw) is the matrix out x (in * kh * kw) (paper A.8.1).
+
+The matrix is applied to every patch of the image: by one convolution with the composed weight, or by a convolution with
+the right factor followed by a 1 x 1 convolution with the left one.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gblr.layers.gaudi import GaudiModule
+from gblr.layers.structured import MatrixModule, matrix_repr
+from gblr.matrices.base import StructuredMatrix
+
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """What a convolution does besides its weight; groups are 1."""
+
+    in_channels: int
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] | str = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    padding_mode: PaddingMode = "zeros"
+
+    @classmethod
+    def of(cls, conv: nn.Conv2d) -> "ConvGeometry":
+        if conv.groups != 1:
+            raise ValueError(f"grouped convolutions are not supported: groups={conv.groups}.")
+        padding = conv.padding if isinstance(conv.padding, str) else _pair(conv.padding)
+        pairs = (_pair(value) for value in (conv.kernel_size, conv.stride, conv.dilation))
+        kernel_size, stride, dilation = pairs
+        return cls(conv.in_channels, kernel_size, stride, padding, dilation, conv.padding_mode)
+
+    @property
+    def in_features(self) -> int:
+        return self.in_channels * self.kernel_size[0] * self.kernel_size[1]
+
+    def weight(self, matrix: Float[Tensor, "out in"]) -> Float[Tensor, "out c kh kw"]:
+        return matrix.unflatten(1, (self.in_channels, *self.kernel_size))
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Explicit padding for the modes that `conv2d` does not know."""
+        if self.padding_mode == "zeros":
+            return x
+        return nn.functional.pad(x, self._padding_sides(), mode=self.padding_mode)
+
+    def _padding_sides(self) -> list[int]:
+        sides: list[int] = []
+        for axis in (1, 0):  # `pad` counts axes from the last
+            if self.padding == "same":
+                total = self.dilation[axis] * (self.kernel_size[axis] - 1)
+                sides += [total // 2, total - total // 2]
+            else:
+                amount = 0 if isinstance(self.padding, str) else self.padding[axis]
+                sides += [amount, amount]
+        return sides
+
+    def convolve(self, x: Tensor, weight: Float[Tensor, "o c kh kw"], bias: Tensor | None) -> Tensor:
+        padding = self.padding if self.padding_mode == "zeros" else 0
+        return nn.functional.conv2d(self.pad(x), weight, bias, self.stride, padding, self.dilation)
+
+    def unfold(self, x: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b positions in"], tuple[int, int]]:
+        """Patches as vectors, and the height and width of the output."""
+        x = nn.functional.pad(
+            x, self._padding_sides(), mode="constant" if self.padding_mode == "zeros" else self.padding_mode
+        )
+        patches = nn.functional.unfold(x, self.kernel_size, self.dilation, stride=self.stride)
+        height, width = (
+            (x.shape[2 + axis] - self.dilation[axis] * (self.kernel_size[axis] - 1) - 1) // self.stride[axis] + 1
+            for axis in range(2)
+        )
+        return patches.mT, (height, width)
+
+    def dense_layer(self, matrix: Float[Tensor, "out in"], bias: Tensor | None) -> nn.Conv2d:
+        with torch.device("meta"):
+            conv = nn.Conv2d(
+                self.in_channels, matrix.shape[0], self.kernel_size, self.stride, self.padding, self.dilation,
+                bias=bias is not None, padding_mode=self.padding_mode,
+            )  # fmt: skip
+        conv.weight = nn.Parameter(self.weight(matrix.detach()).clone())
+        if bias is not None:
+            conv.bias = nn.Parameter(bias.detach().clone())
+        return conv
+
+    def __str__(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    first, second = (value, value) if isinstance(value, int) else value
+    return int(first), int(second)
+
+
+class GaudiConv2d(GaudiModule):
+    """A convolution that learns where its weight needs parameters: a drop-in for `nn.Conv2d` with one group.
+
+    >>> layer = GaudiConv2d(3, 8, kernel_size=3, padding=1)
+    >>> layer(torch.randn(2, 3, 5, 5)).shape
+    torch.Size([2, 8, 5, 5])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] | str = 0,
+        dilation: int | tuple[int, int] = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        block_rank: int = 1,
+        align: int = 1,
+        **options: Any,
+    ):
+        pad = padding if isinstance(padding, str) else _pair(padding)
+        geometry = ConvGeometry(in_channels, _pair(kernel_size), _pair(stride), pad, _pair(dilation), padding_mode)
+        super().__init__(geometry.in_features, out_channels, block_rank, align, **options)
+        self.geometry = geometry
+        self.add_bias(bias, options.get("generator"))
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b o h2 w2"]:
+        u, v = self.flat_factors()
+        stride = self.geometry.stride
+        if self.composes(x.shape[0] * x.shape[2] * x.shape[3] // (stride[0] * stride[1])):
+            return self.geometry.convolve(x, self.geometry.weight(u.T @ v), self.bias)
+        z = self.geometry.convolve(x, self.geometry.weight(v), None)
+        return nn.functional.conv2d(z, u.T[:, :, None, None], self.bias)
+
+    def to_dense_layer(self) -> nn.Conv2d:
+        """The same layer, as it is now, as a plain `nn.Conv2d`."""
+        return self.geometry.dense_layer(self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.geometry}"
+
+
+class StructuredConv2d(MatrixModule):
+    """A convolution whose unfolded weight is any matrix format, with a fixed structure."""
+
+    def __init__(self, matrix: StructuredMatrix, geometry: ConvGeometry, bias: Float[Tensor, " out"] | None = None):
+        super().__init__(matrix)
+        if geometry.in_features != matrix.shape[1]:
+            raise ValueError(
+                f"`matrix` must have in_channels * kh * kw = {geometry.in_features} columns; got {matrix.shape[1]}."
+            )
+        self.geometry = geometry
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b o h2 w2"]:
+        matrix = self.matrix
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+            matrix = matrix.to(x.dtype)
+        patches, (height, width) = self.geometry.unfold(x)
+        y = matrix.matmul(patches)
+        y = y if self.bias is None else y + self.bias.to(y.dtype)
+        return y.mT.unflatten(2, (height, width))
+
+    def to_dense_layer(self) -> nn.Conv2d:
+        return self.geometry.dense_layer(self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{matrix_repr(self.matrix)}, bias={self.bias is not None}, {self.geometry}"

@@ -1,0 +1,311 @@
+"""Layers whose structure learns: widths and locations are parameters, seen through Gaudi masks (paper Eq. 7)."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gblr.layers.structured import dense_linear
+from gblr.matrices.gblr import GBLRMatrix
+from gblr.matrices.structure import Structure
+from gblr.ops.masked_content import masked_content_from
+from gblr.ops.masks import round_ste
+from gblr.ops.step import step_spectrum, step_table
+
+MASK_THRESHOLD = 1e-3  # hardening keeps the elements whose mask is above it
+
+
+class GaudiModule(nn.Module):
+    """What all Gaudi layers share: the trainable matrix, `num_blocks` blocks of rank `block_rank`, and a bias.
+
+    `width_frac` and `location_frac` are (2, num_blocks), entry 0 for rows (outputs) and entry 1 for columns (inputs),
+    as fractions of their axis; they stay float32 whatever the module is cast to. `u` and `v` hold the contents.
+    Forward masks round widths and locations to multiples of `align`, straight through, unless `rounding` is off.
+    """
+
+    _structure_names = ("width_frac", "location_frac", "sigma", "_row_table", "_col_table")
+    sigma: Tensor
+    _row_table: Tensor
+    _col_table: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        block_rank: int = 1,
+        align: int = 1,
+        rounding: bool = True,
+        num_blocks: int | None = None,
+        relative_cost: float = 1.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        for name, value in (("in_features", in_features), ("out_features", out_features)):
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1; got {value}.")
+        if block_rank < 1 or align < 1:
+            raise ValueError(f"`block_rank` and `align` must be at least 1; got {block_rank} and {align}.")
+        self.in_features, self.out_features = in_features, out_features
+        self.block_rank, self.align, self.rounding = block_rank, align, rounding
+        if num_blocks is None:
+            num_blocks = default_num_blocks(out_features, in_features, block_rank)
+        self.num_blocks = num_blocks
+        content = {"device": device, "dtype": dtype or torch.get_default_dtype()}
+        structure = {"device": device, "dtype": torch.float32}
+        self.width_frac = nn.Parameter(torch.empty(2, self.num_blocks, **structure))
+        self.location_frac = nn.Parameter(torch.empty(2, self.num_blocks, **structure))
+        self.u = nn.Parameter(torch.empty(self.num_blocks, block_rank, out_features, **content))
+        self.v = nn.Parameter(torch.empty(self.num_blocks, block_rank, in_features, **content))
+        self.register_buffer("sigma", torch.empty((), **structure))
+        tables = self._tables(math.inf, self.u.device)
+        self.register_buffer("_row_table", tables[0], persistent=False)
+        self.register_buffer("_col_table", tables[1], persistent=False)
+        if self.u.device.type != "meta":
+            self.sigma.fill_(math.inf)
+            self.reset_parameters(relative_cost, generator)
+
+    def add_bias(self, bias: bool, generator: torch.Generator | None) -> None:
+        self.register_parameter("bias", None)
+        if bias:
+            self.bias = nn.Parameter(torch.empty(self.out_features, device=self.u.device, dtype=self.u.dtype))
+            if not self.bias.is_meta:
+                bound = 1 / math.sqrt(self.in_features)
+                nn.init.uniform_(self.bias, -bound, bound, generator=generator)
+
+    def reset_parameters(self, relative_cost: float = 1.0, generator: torch.Generator | None = None) -> None:
+        """Scratch start: half of the cost in full blocks, the rest in short ones of equal width; costs `relative_cost`.
+
+        Contents are scaled so that outputs have the variance that `nn.Linear` gives them, at any widths.
+        """
+        with torch.no_grad():
+            width = scratch_widths(self.out_features, self.in_features, self.num_blocks, self.block_rank, relative_cost)
+            self.width_frac.copy_(width.expand(2, -1))
+            self.location_frac.zero_()
+            # W_ij sums block_rank * width_frac^2 products per block on average; nn.Linear's entries have variance
+            # 1/(3 in)
+            terms = self.block_rank * float(width.square().sum())
+            std = (1 / (3 * self.in_features * max(terms, 1e-12))) ** 0.25
+            for content in (self.u, self.v):
+                content.normal_(0.0, std, generator=generator)
+
+    def load_matrix(self, matrix: GBLRMatrix) -> None:
+        """Takes over structure and contents; blocks beyond those of `matrix` are dead but able to return.
+
+        A dead block keeps one column of width and small contents: were both widths 0, all of its gradients would be
+        too.
+        """
+        if matrix.shape != (self.out_features, self.in_features) or matrix.block_rank != self.block_rank:
+            raise ValueError(
+                f"`matrix` must have shape {(self.out_features, self.in_features)} and block_rank {self.block_rank}; "
+                f"got {matrix.shape} and {matrix.block_rank}."
+            )
+        given = matrix.num_blocks
+        if given > self.num_blocks:
+            raise ValueError(f"the layer has {self.num_blocks} blocks; the matrix needs {given}. Raise `num_blocks`.")
+        s = matrix.structure
+        with torch.no_grad():
+            self.reset_parameters()
+            std = float(matrix.u.float().std()) if matrix.u.numel() > 1 else 1.0
+            self.u.mul_(std / max(float(self.u.float().std()), 1e-12))
+            self.width_frac.zero_()
+            self.width_frac[1] = self.align / self.in_features
+            self.width_frac[:, :given] = self._fractions(s.row_width, s.col_width)
+            self.location_frac[:, :given] = self._fractions(s.row_location, s.col_location)
+            self.u[:given].copy_(matrix.u)
+            self.v[:given].copy_(matrix.v)
+
+    def _fractions(self, row: Tensor, col: Tensor) -> Float[Tensor, "2 k"]:
+        return torch.stack([row.float() / self.out_features, col.float() / self.in_features]).to(self.width_frac.device)
+
+    def set_sigma(self, sigma: float) -> None:
+        """Sets the smoothness of the masks, in place: compiled and captured steps see it."""
+        row, col = self._tables(sigma, self.width_frac.device)
+        self.sigma.fill_(sigma)
+        self._row_table.copy_(row)
+        self._col_table.copy_(col)
+
+    def _tables(self, sigma: float, device: torch.device) -> tuple[Tensor, Tensor]:
+        build = step_table if self.rounding else step_spectrum
+        source = torch.device("cpu") if device.type == "meta" else device
+        row, col = (build(n, sigma, torch.float32, source) for n in self._axes)
+        return row.clone().to(device), col.clone().to(device)
+
+    @property
+    def _axes(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+    def elements(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """((row_width, row_location), (col_width, col_location)) in elements, rounded straight through;
+
+        differentiable.
+        """
+        sides = []
+        for axis, length in enumerate(self._axes):
+            width = self.width_frac[axis].clamp(0, 1) * length
+            location = self.location_frac[axis] * length
+            if self.rounding:
+                width, location = round_ste(width, self.align, length), round_ste(location, self.align, length)
+            sides.append((width, location))
+        return sides[0], sides[1]
+
+    def factors(self) -> tuple[Float[Tensor, "k r out"], Float[Tensor, "k r in"]]:
+        """Masked contents: W = sum_k u_k^T v_k of these."""
+        (row_width, row_location), (col_width, col_location) = self.elements()
+        u = masked_content_from(self._row_table, self.u, row_width, row_location)
+        v = masked_content_from(self._col_table, self.v, col_width, col_location)
+        return u, v
+
+    def flat_factors(self) -> tuple[Float[Tensor, "ranks out"], Float[Tensor, "ranks in"]]:
+        """The factors of W = u^T v, with ranks = num_blocks * block_rank."""
+        u, v = self.factors()
+        return u.flatten(0, 1), v.flatten(0, 1)
+
+    @property
+    def weight(self) -> Float[Tensor, "out in"]:
+        """W itself, composed anew at each access, differentiable."""
+        u, v = self.flat_factors()
+        return u.T @ v
+
+    def composes(self, positions: int) -> bool:
+        """Whether composing W takes no more multiplications than chaining the factors, for that many input vectors."""
+        dense, ranks = self.out_features * self.in_features, self.num_blocks * self.block_rank
+        return (ranks + positions) * dense <= positions * ranks * (self.out_features + self.in_features)
+
+    def to_matrix(self) -> GBLRMatrix:
+        """The layer with its masks folded into the contents, cropped to where they matter, without dead blocks."""
+        with torch.no_grad():
+            u, v = self.factors()
+            masks_u, masks_v = self._masks()
+            row_start, row_size = covering_interval(masks_u.abs() > MASK_THRESHOLD)
+            col_start, col_size = covering_interval(masks_v.abs() > MASK_THRESHOLD)
+            (row_width, _), (col_width, _) = self.elements()
+            live = (row_size > 0) & (col_size > 0) & (row_width > 0) & (col_width > 0)
+            structure = Structure(row_size[live], row_start[live], col_size[live], col_start[live])
+            return GBLRMatrix(structure, u[live], v[live])
+
+    def _masks(self) -> tuple[Tensor, Tensor]:
+        (row_width, row_location), (col_width, col_location) = self.elements()
+        row_ones, col_ones = (torch.ones((), device=row_width.device).expand(self.num_blocks, n) for n in self._axes)
+        return (
+            masked_content_from(self._row_table, row_ones, row_width, row_location),
+            masked_content_from(self._col_table, col_ones, col_width, col_location),
+        )
+
+    @property
+    def structure(self) -> Structure:
+        """Present widths and locations, rounded to elements."""
+        with torch.no_grad():
+            (row_width, row_location), (col_width, col_location) = self.elements()
+            rows = row_width.round(), row_location.round() % self.out_features
+            cols = col_width.round(), col_location.round() % self.in_features
+            return Structure(*(value.long() for value in (*rows, *cols)))
+
+    @property
+    def num_mults(self) -> int:
+        s = self.structure
+        return self.block_rank * int(((s.row_width + s.col_width) * s.live).sum())
+
+    def structure_parameters(self) -> Iterator[nn.Parameter]:
+        yield self.width_frac
+        yield self.location_frac
+
+    def content_parameters(self) -> Iterator[nn.Parameter]:
+        yield self.u
+        yield self.v
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moves with the module; casts reach the contents only."""
+        kept = {name: getattr(self, name).detach() for name in self._structure_names}
+        super()._apply(fn, recurse)
+        for name, before in kept.items():
+            after = getattr(self, name)
+            if after.dtype != before.dtype:
+                after.data = before.to(after.device)
+        return self
+
+    def extra_repr(self) -> str:
+        text = f"{self.out_features} x {self.in_features}, block_rank={self.block_rank}, blocks={self.num_blocks}"
+        if self.align != 1:
+            text += f", align={self.align}"
+        if self.width_frac.is_meta:
+            return text
+        relative = self.num_mults / (self.out_features * self.in_features)
+        live = int(self.structure.live.sum())
+        cost = f"live={live}, sigma={float(self.sigma):g}, relative_cost={relative:.3f}"
+        return f"{text}, {cost}, bias={self.bias is not None}"
+
+
+class GaudiLinear(GaudiModule):
+    """A linear layer that learns where its weight needs parameters: a drop-in for `nn.Linear`.
+
+    `options` are those of `GaudiModule`: `rounding`, `num_blocks`, `relative_cost` (at the start), `device`, `dtype`,
+    `generator`.
+
+    >>> layer = GaudiLinear(8, 12, block_rank=2)
+    >>> layer(torch.randn(5, 8)).shape
+    torch.Size([5, 12])
+    >>> layer
+    GaudiLinear(12 x 8, block_rank=2, blocks=4, live=4, sigma=inf, relative_cost=1.000, bias=True)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        block_rank: int = 1,
+        align: int = 1,
+        **options: Any,
+    ):
+        super().__init__(in_features, out_features, block_rank, align, **options)
+        self.add_bias(bias, options.get("generator"))
+
+    def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
+        """W x + bias, by composing W or by chaining the factors, whichever takes fewer multiplications for this x."""
+        u, v = self.flat_factors()
+        y = nn.functional.linear(x, u.T @ v) if self.composes(x.numel() // self.in_features) else (x @ v.T) @ u
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def to_dense_layer(self) -> nn.Linear:
+        """The same layer, as it is now, as a plain `nn.Linear`."""
+        return dense_linear(self.weight, self.bias)
+
+
+def default_num_blocks(out_features: int, in_features: int, block_rank: int) -> int:
+    return max(1, min(out_features, in_features) // block_rank)
+
+
+def scratch_widths(
+    out_features: int, in_features: int, num_blocks: int, block_rank: int, relative_cost: float
+) -> Float[Tensor, " k"]:
+    """Width fractions of the scratch start (paper.md section 5): some full blocks, all others equally short."""
+    if not 0 < relative_cost:
+        raise ValueError(f"`relative_cost` must be above 0; got {relative_cost}.")
+    mean = relative_cost * out_features * in_features / (num_blocks * block_rank * (out_features + in_features))
+    mean = min(mean, 1.0)
+    num_full = int(num_blocks * mean / 2)
+    rest = num_blocks - num_full
+    width = torch.full((num_blocks,), (num_blocks * mean - num_full) / rest if rest else 1.0)
+    width[:num_full] = 1.0
+    return width
+
+
+def covering_interval(inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Start and size of the shortest cyclic interval that covers the True elements of each row: the complement of the
+    longest run of False.
+    """
+    length = inside.shape[-1]
+    position = torch.arange(2 * length, device=inside.device)
+    twice = torch.cat([inside, inside], dim=-1)
+    last_true = torch.where(twice, position, -1).cummax(-1).values  # of the elements up to here
+    gap = torch.where(last_true >= 0, position - last_true, position + 1).clamp(max=length)
+    longest, end = gap[..., length:].max(-1)  # a run of False ends here, counted around the circle
+    empty = ~inside.any(-1)
+    start = (end + 1) % length
+    return start.masked_fill(empty, 0), (length - longest).masked_fill(empty, 0)
