@@ -1,0 +1,1 @@
+"""Any model in, structured model out: conversion, cost, checkpoints."""
