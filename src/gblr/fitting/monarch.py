@@ -1,0 +1,119 @@
+r"""Monarch: every tile of the weight has low rank, so the projection is one truncated SVD per tile.
+
+With inputs the error tr(E G E^T) couples the tiles of one tile row. Let H = E G be taken with tile j of the fit set to
+0. Of all matrices A* = H_j G_jj^-1 would be the best tile, and a tile A leaves tr((A - A*) G_jj (A - A*)^T) more than
+it does. So the best tile of rank r is the truncated SVD of A*, weighted by G_jj: one tile column after the other,
+exactly, and no sweep can raise the error.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gblr.fitting.config import MonarchConfig
+from gblr.fitting.fit import Tick, fit_batch, num_ticks
+from gblr.fitting.plan import divisors, groups, refuse, whole_mults
+from gblr.fitting.svd import balance, weighted_svd
+from gblr.matrices.base import StructuredMatrix
+from gblr.matrices.monarch import MonarchMatrix
+
+
+def monarch_num_blocks(shape: tuple[int, int], mults: int) -> int:
+    """The fewest blocks, hence the dearest matrix, whose min(out, in) (out + in) / num_blocks is within `mults`.
+
+    >>> monarch_num_blocks((384, 384), mults=44236)  # 2 / 7 of dense would do; 7 does not divide 384
+    8
+    """
+    cost = min(shape) * sum(shape)
+    choices = divisors(math.gcd(*shape))
+    for num_blocks in choices:
+        if cost // num_blocks <= mults:
+            return num_blocks
+    refuse("Monarch", shape, cost // choices[-1], mults)
+
+
+@fit_batch.register
+def _fit_monarch(
+    config: MonarchConfig,
+    weight: Float[Tensor, "b out in"],
+    gram: Float[Tensor, "b in in"] | None,
+    budget: Float[Tensor, " b"],
+    tick: Tick = lambda: None,
+) -> list[StructuredMatrix]:
+    shape = (weight.shape[1], weight.shape[2])
+    plans = groups([monarch_num_blocks(shape, mults) for mults in whole_mults(budget)])
+    projections = {
+        num_blocks: _Projection(weight[members], None if gram is None else gram[members], num_blocks)
+        for num_blocks, members in plans.items()
+    }
+    for _ in range(config.steps):
+        for projection in projections.values():
+            projection.sweep()
+        tick()
+    fitted = {
+        index: matrix
+        for num_blocks, members in plans.items()
+        for index, matrix in zip(members, projections[num_blocks].matrices(), strict=True)
+    }
+    return [fitted[index] for index in range(len(weight))]
+
+
+@num_ticks.register
+def _num_ticks(config: MonarchConfig) -> int:
+    return config.steps
+
+
+class _Projection:
+    """Factors of every tile, padded with zeros to the largest rank: `u` (b, i, j, r, s_out), `v` (b, i, j, r, s_in)."""
+
+    def __init__(self, weight: Float[Tensor, "b out in"], gram: Float[Tensor, "b in in"] | None, num_blocks: int):
+        self.weight, self.gram, self.num_blocks = weight, gram, num_blocks
+        self.mask = _tile_ranks(min(weight.shape[1:]) // num_blocks, num_blocks, weight.device)
+        tiles = weight.unflatten(2, (num_blocks, -1)).unflatten(1, (num_blocks, -1)).transpose(2, 3)
+        self.u, self.v = self._truncated(tiles, None, self.mask)
+        if gram is not None:  # tile (j, j) of G, (b, j, s_in, s_in)
+            blocks = gram.unflatten(2, (num_blocks, -1)).unflatten(1, (num_blocks, -1))
+            self.diagonal = blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1).contiguous()
+            self.factor = torch.linalg.cholesky(self.diagonal.double())
+
+    def _truncated(
+        self, tiles: Float[Tensor, "*t s_out s_in"], gram: Float[Tensor, "*t s_in s_in"] | None, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Best factors of each tile; `mask` (..., r) says which of them the tile may have."""
+        rank, batch = mask.shape[-1], tiles.shape[:-2]
+        u, _, v = weighted_svd(tiles.flatten(0, -3), None if gram is None else gram.flatten(0, -3))
+        u, v = balance(u[:, :rank], v[:, :rank])
+        return u.unflatten(0, batch) * mask[..., None], v.unflatten(0, batch) * mask[..., None]
+
+    def sweep(self) -> None:
+        """Every tile column in turn; without inputs the first projection is already the best."""
+        if self.gram is None:
+            return
+        size = self.gram.shape[-1] // self.num_blocks
+        error = self.weight - (self.u.mT @ self.v).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        for j in range(self.num_blocks):
+            columns = slice(j * size, (j + 1) * size)
+            # H_j G_jj^-1 = E G_j G_jj^-1 + the tile itself, E being the present error
+            pull = (error @ self.gram[:, :, columns]).double()
+            wanted = torch.cholesky_solve(pull.mT, self.factor[:, j]).mT.to(error.dtype)
+            tile = (self.u[:, :, j].mT @ self.v[:, :, j]).flatten(1, 2)  # (b, out, s_in)
+            target = (wanted + tile).unflatten(1, (self.num_blocks, -1))
+            gram = self.diagonal[:, j, None].expand(-1, self.num_blocks, -1, -1)
+            self.u[:, :, j], self.v[:, :, j] = self._truncated(target, gram, self.mask[:, j])
+            error[:, :, columns] += tile - (self.u[:, :, j].mT @ self.v[:, :, j]).flatten(1, 2)
+
+    def matrices(self) -> list[MonarchMatrix]:
+        """Left block i holds the u of tile row i in a row, right block j the v of tile column j (ranks are symmetric)."""
+        left = self.u[:, self.mask].unflatten(1, (self.num_blocks, -1)).mT.contiguous()
+        right = self.v.transpose(1, 2)[:, self.mask].unflatten(1, (self.num_blocks, -1))
+        return [MonarchMatrix(*blocks) for blocks in zip(left, right, strict=True)]
+
+
+def _tile_ranks(inner_block: int, num_blocks: int, device: torch.device) -> Bool[Tensor, "i j r"]:
+    """Which rank-1 terms tile (i, j) has, as `monarch_permutation` shares them out."""
+    share, extra = divmod(inner_block, num_blocks)
+    i = torch.arange(num_blocks, device=device)
+    rank = share + ((i[:, None] + i) % num_blocks < extra).long()
+    return torch.arange(share + (extra > 0), device=device) < rank[..., None]

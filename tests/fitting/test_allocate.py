@@ -1,0 +1,69 @@
+import itertools
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gblr.fitting.allocate import allocate
+from tests.helpers import raises_value_error
+
+LAYERS = st.lists(st.tuples(st.integers(0, 99), st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=3)
+
+
+def spectrum(seed: int, length: int) -> torch.Tensor:
+    values = torch.rand(length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.01
+    return values.sort(descending=True).values
+
+
+def left_over(spectra, ranks) -> float:
+    return sum(float(s[r:].square().sum() / s.square().sum()) for s, r in zip(spectra, ranks, strict=True))
+
+
+@given(LAYERS, st.floats(0.3, 1))
+def test_nothing_better_can_be_had_for_the_cost_it_reaches(layers, share):
+    spectra = [spectrum(seed, length) for seed, length, _ in layers]
+    steps = [float(step) for _, _, step in layers]
+    dense = [step * len(s) for s, step in zip(spectra, steps, strict=True)]
+    total = max(share * sum(dense), sum(steps))
+    budgets = allocate(spectra, steps, dense, total)
+    ranks = [round(budget / step) for budget, step in zip(budgets, steps, strict=True)]
+    assert all(1 <= rank <= len(s) for rank, s in zip(ranks, spectra, strict=True))
+    assert sum(budgets) <= total + 1e-9
+
+    best_within = {}
+    for choice in itertools.product(*(range(1, len(s) + 1) for s in spectra)):
+        cost = sum(r * step for r, step in zip(choice, steps, strict=True))
+        best_within[choice] = (cost, left_over(spectra, choice))
+    ours = left_over(spectra, ranks)
+    optimum = min(error for cost, error in best_within.values() if cost <= total + 1e-9)
+    if len(set(steps)) == 1:
+        assert ours <= optimum + 1e-12
+    else:  # knapsack: at most the gain of the one step that did not fit is lost
+        assert ours <= optimum + max(float(s[1] ** 2 / s.square().sum()) if len(s) > 1 else 0 for s in spectra)
+    for i, (rank, s) in enumerate(zip(ranks, spectra, strict=True)):
+        assert rank == len(s) or sum(budgets) + steps[i] > total - 1e-9  # no step that fits is left
+
+
+def test_energy_goes_before_size_and_positions_count():
+    flat, steep = torch.ones(8), torch.tensor([1.0, *[0.01] * 7])
+    assert allocate([flat, steep], [10, 10], [80, 80], total=90) == [80.0, 10.0]
+    assert allocate([100 * steep, flat], [10, 10], [80, 80], total=90) == [10.0, 80.0]
+    # the same layer at four times the positions: each rank costs four times as much
+    assert allocate([flat, flat], [40, 10], [320, 80], total=120) == [40.0, 80.0]
+
+
+def test_no_layer_costs_more_than_dense():
+    full = torch.ones(10)
+    assert allocate([full, full], [20, 20], [100, 100], total=1000) == [100.0, 100.0]
+    assert allocate([torch.ones(1)], [9], [8], total=8) == [8]
+
+
+def test_a_layer_of_zeros_gets_rank_1():
+    assert allocate([torch.zeros(4), torch.ones(4)], [1, 1], [4, 4], total=5) == [1.0, 4.0]
+
+
+def test_totals_that_cannot_be_met_are_refused():
+    with raises_value_error("rank 1 in every layer", "0.25", "0.2", "`relative_cost`"):
+        allocate([torch.ones(4), torch.ones(4)], [1, 1], [4, 4], total=1.6)
+    with raises_value_error("`spectra`", 2, 1):
+        allocate([torch.ones(4), torch.ones(4)], [1], [4, 4], total=8)
