@@ -105,8 +105,9 @@ class _Projection:
             error[:, :, columns] += tile - (self.u[:, :, j].mT @ self.v[:, :, j]).flatten(1, 2)
 
     def matrices(self) -> list[MonarchMatrix]:
-        """Left block i holds the u of tile row i in a row, right block j the v of tile column j (ranks are symmetric)."""
+        """Left block i holds the u of tile row i in a row, right block j the v of tile column j."""
         left = self.u[:, self.mask].unflatten(1, (self.num_blocks, -1)).mT.contiguous()
+        # `mask` is symmetric in i and j
         right = self.v.transpose(1, 2)[:, self.mask].unflatten(1, (self.num_blocks, -1))
         return [MonarchMatrix(*blocks) for blocks in zip(left, right, strict=True)]
 
