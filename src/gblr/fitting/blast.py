@@ -124,10 +124,14 @@ class _Problem:
     def error(self, f: _Factors) -> Float[Tensor, " b"]:
         return squared_error(self._error_matrix(f), self.gram)
 
-    def _pull(self, f: _Factors) -> Float[Tensor, "b i j tile_out tile_in"]:
-        """E G, in tiles."""
+    def _pull(self, f: _Factors, j: slice = slice(None)) -> Float[Tensor, "b i j tile_out tile_in"]:
+        """E G in tiles, of the tile columns `j`."""
         error = self._error_matrix(f)
-        return self._tiles(error if self.gram is None else error @ self.gram)
+        if self.gram is None:
+            return self._tiles(error)[:, :, j]
+        columns = self.gram.unflatten(2, (self.num_tiles, -1))[:, :, j]  # (b, in, j, tile_in)
+        pull = (error @ columns.flatten(2)).unflatten(1, (self.num_tiles, -1))
+        return pull.unflatten(3, columns.shape[2:]).transpose(2, 3)
 
     def sweep(self, f: _Factors) -> _Factors:
         columns = [slice(None)] if self.gram is None else [slice(j, j + 1) for j in range(self.num_tiles)]
@@ -139,7 +143,7 @@ class _Problem:
 
     def _update_s(self, f: _Factors, j: slice) -> _Factors:
         v = f.v[:, j]
-        pull = self._pull(f)[:, :, j]
+        pull = self._pull(f, j)
         gradient = (f.u[:, :, None] * _product(pull, v[:, None])).sum(-2)  # (b, i, j, r)
         system = (f.u.mT @ f.u)[:, :, None] * (v.mT @ self._times_own_gram(v, j))[:, None]
         s = f.s.clone()
@@ -148,7 +152,7 @@ class _Problem:
 
     def _update_v(self, f: _Factors, j: slice) -> _Factors:
         s = f.s[:, :, j]
-        pull = self._pull(f)[:, :, j]
+        pull = self._pull(f, j)
         gradient = (s[..., None] * _product(pull.mT, f.u[:, :, None]).mT).sum(1)  # (b, j, r, tile_in)
         system = ((f.u.mT @ f.u)[:, :, None] * s[..., None] * s[..., None, :]).sum(1)
         step = _solve(system, gradient).mT
