@@ -15,7 +15,7 @@ from gblr.conversion.report import Report, Row
 from gblr.conversion.sources import Source, Uses, check_weights, read_source, reason_against
 from gblr.fitting.allocate import allocate
 from gblr.fitting.config import Config, GaudiConfig
-from gblr.fitting.fit import fit_batch, num_ticks, prepare_gram
+from gblr.fitting.fit import few_threads, fit_batch, num_ticks, prepare_gram
 from gblr.fitting.svd import squared_error, weighted_svd
 from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiLinear, GaudiModule
@@ -162,7 +162,8 @@ def _fit(config: Config, jobs: Sequence[Job]) -> None:
             if piece[0].gram is not None:
                 gram = prepare_gram(torch.stack([job.gram.to(weight.device) for job in piece])).float()  # type: ignore
             budget = torch.tensor([job.budget for job in piece], device=weight.device)
-            matrices = fit_batch(config, weight, gram, budget, tick)
+            with few_threads(weight):
+                matrices = fit_batch(config, weight, gram, budget, tick)
             error = squared_error(torch.stack([m.to_dense() for m in matrices]) - weight, gram)
             relative = (error / squared_error(weight, gram).clamp(min=1e-30)).sqrt()
             seconds = (time.perf_counter() - begin) / len(piece)

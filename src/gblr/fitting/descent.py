@@ -101,22 +101,22 @@ def _update(blocks: Blocks, k: int, residual: Tensor, metric: Metric, price: Ten
     u, v = blocks.u[:, k], blocks.v[:, k]  # (b, r, out), (b, r, in)
     target = torch.baddbmm(residual, u.mT, v)  # what block k has to explain
     factor = _factor(u, u)
-    wanted = torch.linalg.solve_triangular(factor, u @ target, upper=False)
+    wanted = _divide(factor, u @ target)
     if price is None:
         content = metric.restrict(wanted, blocks.col_start[:, k], blocks.col_size[:, k])
     else:
         content, start, size = metric.project(wanted, price * blocks.block_rank, align)
         blocks.col_start[:, k], blocks.col_size[:, k] = start, size
-    v = torch.linalg.solve_triangular(factor.mT, content, upper=True)
+    v = _divide(factor, content, transposed=True)
 
     weighted = metric.times(v)
     factor = _factor(weighted, v)
-    wanted = torch.linalg.solve_triangular(factor, weighted @ target.mT, upper=False)
+    wanted = _divide(factor, weighted @ target.mT)
     if price is not None:
         start, size = best_interval(wanted.square().sum(1), price * blocks.block_rank, align)
         blocks.row_start[:, k], blocks.row_size[:, k] = start, size
     inside = interval_mask(blocks.row_start[:, k], blocks.row_size[:, k], wanted.shape[-1])
-    u = torch.linalg.solve_triangular(factor.mT, wanted * inside[:, None], upper=True)
+    u = _divide(factor, wanted * inside[:, None], transposed=True)
 
     live = blocks.live[:, k, None, None]
     u, v = u * live, v * live
@@ -125,15 +125,24 @@ def _update(blocks: Blocks, k: int, residual: Tensor, metric: Metric, price: Ten
 
 
 def _factor(a: Float[Tensor, "b r n"], b: Float[Tensor, "b r n"]) -> Float[Tensor, "b r r"]:
-    """Cholesky factor of a b^T, symmetric and positive up to rounding; in float64, as block rows may be nearly
-
-    dependent.
-    """
+    """Cholesky factor of a b^T, symmetric and positive up to rounding; in float64, as rows may be nearly dependent."""
+    if a.shape[1] == 1:
+        return (a * b).sum(2, keepdim=True).clamp(min=1e-30).sqrt()
     gram = a.double() @ b.double().mT
     gram = (gram + gram.mT) / 2
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     jitter = _JITTER * diagonal.mean(-1, keepdim=True).clamp(min=0) + 1e-30
     return torch.linalg.cholesky(gram + torch.diag_embed(jitter.expand_as(diagonal))).to(a.dtype)
+
+
+def _divide(factor: Float[Tensor, "b r r"], x: Float[Tensor, "b r n"], transposed: bool = False) -> Tensor:
+    """factor^-1 x, or factor^-T x, for a lower triangular factor; no LAPACK for rank 1, where a call costs most of
+
+    it.
+    """
+    if factor.shape[1] == 1:
+        return x / factor
+    return torch.linalg.solve_triangular(factor.mT if transposed else factor, x, upper=transposed)
 
 
 def _seed_dead(blocks: Blocks, residual: Tensor) -> None:

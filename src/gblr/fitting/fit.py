@@ -1,7 +1,8 @@
 """`fit`: one dense weight into the format that a config names. `fit_batch` has a method for each config type."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -51,7 +52,8 @@ def fit(
     budget = torch.tensor([config.relative_cost * weight.numel()], device=weight.device)
     batch = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))[None]
     grams = None if gram is None else prepare_gram(gram.detach().to(batch)[None])
-    (matrix,) = fit_batch(config, batch, grams, budget)
+    with few_threads(batch):
+        (matrix,) = fit_batch(config, batch, grams, budget)
     return matrix.to(weight.dtype)
 
 
@@ -67,6 +69,26 @@ def check_weight(weight: Tensor, gram: Tensor | None) -> None:
         raise ValueError(f"`gram` must be in_features x in_features = {expected}; got {tuple(gram.shape)}.")
     if gram is not None and not bool(gram.isfinite().all()):
         raise ValueError("`gram` must be finite; it holds NaN or infinity.")
+
+
+_SMALL = 1 << 20  # numbers in a batch of weights
+
+
+@contextmanager
+def few_threads(weight: Tensor) -> Iterator[None]:
+    """One CPU thread for small weights: a fit is thousands of small steps, and waking other threads costs more than
+
+    each.
+    """
+    threads = torch.get_num_threads()
+    small = weight.device.type == "cpu" and weight.numel() < _SMALL and threads > 1
+    if small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if small:
+            torch.set_num_threads(threads)
 
 
 _DAMPING = 1e-2  # of the mean diagonal: the calibration sample is finite, and a Gram matrix must be invertible
