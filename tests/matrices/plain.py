@@ -15,6 +15,7 @@ from gblr.matrices.blast import BlastMatrix
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.low_rank import LowRankMatrix
 from gblr.matrices.monarch import MonarchMatrix, monarch_permutation
+from gblr.matrices.packed import PackedGBLR
 from gblr.matrices.pixelfly import PixelflyMatrix, butterfly_support
 from gblr.matrices.structure import Structure
 
@@ -105,6 +106,25 @@ def gblr_loop(matrix: GBLRMatrix, x: list[float], meter: Meter) -> list[float]:
     return y
 
 
+def random_packed(out_features: int, in_features: int, generator: torch.Generator) -> PackedGBLR:
+    return PackedGBLR.from_gblr(random_gblr(out_features, in_features, generator))
+
+
+def packed_loop(matrix: PackedGBLR, x: list[float], meter: Meter) -> list[float]:
+    """As `gblr_loop`, but the cropped numbers are read off one after the other."""
+    out_features, in_features = matrix.shape
+    y = [0.0] * out_features
+    u, v = iter(meter.weights(matrix.u)), iter(meter.weights(matrix.v))
+    places = zip(*(t.tolist() for t in vars(matrix.structure).values()), strict=True)
+    for row_width, row_location, col_width, col_location in places:
+        cols = [(col_location + j) % in_features for j in range(col_width)]
+        for _ in range(matrix.block_rank):
+            z = dot([next(v) for _ in cols], [x[j] for j in cols])
+            for i in range(row_width):
+                y[(row_location + i) % out_features] += next(u) * z
+    return y
+
+
 def random_monarch(out_features: int, in_features: int, generator: torch.Generator) -> MonarchMatrix:
     num_blocks = max(d for d in (1, 2, 3) if out_features % d == 0 and in_features % d == 0)
     inner_block = min(out_features, in_features) // num_blocks
@@ -176,6 +196,7 @@ class Format:
 MATRICES = {
     "low_rank": Format(random_low_rank, low_rank_loop),
     "gblr": Format(random_gblr, gblr_loop),
+    "packed": Format(random_packed, packed_loop),
     "monarch": Format(random_monarch, monarch_loop),
     "pixelfly": Format(random_pixelfly, pixelfly_loop),
     "blast": Format(random_blast, blast_loop),

@@ -9,6 +9,7 @@ from torch import Tensor
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.structure import Structure
+from gblr.ops.checks import can_read_values
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,7 +35,7 @@ class PackedGBLR(StructuredMatrix):
     def __post_init__(self) -> None:
         s = self.structure
         for name, content, width in (("u", self.u, s.row_width), ("v", self.v, s.col_width)):
-            if not width.is_meta and content.numel() != self.block_rank * int(width.sum()):
+            if can_read_values(width) and content.numel() != self.block_rank * int(width.sum()):
                 raise ValueError(
                     f"`{name}` must hold block_rank * (sum of widths) = {self.block_rank * int(width.sum())} numbers; "
                     f"got {content.numel()}."
@@ -45,11 +46,9 @@ class PackedGBLR(StructuredMatrix):
         """Crops every block and drops the dead ones."""
         s, live = matrix.structure, matrix.structure.live
         structure = Structure(s.row_width[live], s.row_location[live], s.col_width[live], s.col_location[live])
-        rows = _flat_index(structure.row_width, structure.row_location, matrix.block_rank, matrix.shape[0])
-        cols = _flat_index(structure.col_width, structure.col_location, matrix.block_rank, matrix.shape[1])
-        return cls(
-            structure, matrix.u[live].flatten()[rows], matrix.v[live].flatten()[cols], matrix.block_rank, matrix.shape
-        )
+        u = _crop(matrix.u[live], structure.row_width, structure.row_location)
+        v = _crop(matrix.v[live], structure.col_width, structure.col_location)
+        return cls(structure, u, v, matrix.block_rank, matrix.shape)
 
     def to_gblr(self) -> GBLRMatrix:
         u, v = self.factors()
@@ -89,17 +88,24 @@ class PackedGBLR(StructuredMatrix):
         return (x @ v.T) @ u
 
 
-def _flat_index(width: Tensor, location: Tensor, block_rank: int, length: int) -> Int[Tensor, " total"]:
-    """Places of the cropped numbers in a flat (num_blocks, block_rank, length) tensor, in packed order."""
-    position = torch.arange(length, device=width.device)
-    inside = position < width[:, None]  # (blocks, length), counted from the block's start
-    column = (location[:, None] + position) % length
-    row = torch.arange(len(width) * block_rank, device=width.device).view(-1, block_rank, 1)
-    index = row * length + column[:, None].long()  # (blocks, block_rank, length)
-    return index[inside[:, None].expand_as(index)]
+def _flat_index(width: Tensor, location: Tensor, block_rank: int, length: int, total: int) -> Int[Tensor, " total"]:
+    """Places of the `total` cropped numbers in a flat (num_blocks, block_rank, length) tensor, in packed order.
+
+    No shape depends on a value, so that it works under `torch.compile` and on the meta device.
+    """
+    width, location = (t.long()[:, None].expand(-1, block_rank).flatten() for t in (width, location))  # per row
+    row = torch.arange(len(width), device=width.device).repeat_interleave(width, output_size=total)
+    first = width.cumsum(0) - width  # where each row begins in packed order
+    column = (location[row] + torch.arange(total, device=width.device) - first[row]) % length
+    return row * length + column
+
+
+def _crop(content: Float[Tensor, "k r length"], width: Tensor, location: Tensor) -> Float[Tensor, " total"]:
+    _, block_rank, length = content.shape
+    return content.flatten()[_flat_index(width, location, block_rank, length, block_rank * int(width.long().sum()))]
 
 
 def _spread(content: Tensor, width: Tensor, location: Tensor, block_rank: int, length: int) -> Tensor:
-    index = _flat_index(width, location, block_rank, length)
+    index = _flat_index(width, location, block_rank, length, content.numel())
     flat = content.new_zeros(len(width) * block_rank * length)
     return flat.scatter(0, index, content).view(-1, length)
