@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gblr.layers.structured import dense_linear
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.structure import Structure
+from gblr.ops.checks import check_sigma
 from gblr.ops.masked_content import masked_content_from
 from gblr.ops.masks import round_ste
 from gblr.ops.step import step_spectrum, step_table
@@ -84,12 +85,13 @@ class GaudiModule(nn.Module):
         Contents are scaled so that outputs have the variance that `nn.Linear` gives them, at any widths.
         """
         with torch.no_grad():
-            width = scratch_widths(self.out_features, self.in_features, self.num_blocks, self.block_rank, relative_cost)
-            self.width_frac.copy_(width.expand(2, -1))
+            align = self.align if self.rounding else 0
+            width = scratch_widths(self._axes, self.num_blocks, self.block_rank, relative_cost, align)
+            self.width_frac.copy_(width)
             self.location_frac.zero_()
-            # W_ij sums block_rank * width_frac^2 products per block on average; nn.Linear's entries have variance
-            # 1/(3 in)
-            terms = self.block_rank * float(width.square().sum())
+            # W_ij sums block_rank * row_width_frac * col_width_frac products per block on average; nn.Linear's entries
+            # have variance 1/(3 in)
+            terms = self.block_rank * float(width.prod(0).sum())
             std = (1 / (3 * self.in_features * max(terms, 1e-12))) ** 0.25
             for content in (self.u, self.v):
                 content.normal_(0.0, std, generator=generator)
@@ -125,6 +127,7 @@ class GaudiModule(nn.Module):
 
     def set_sigma(self, sigma: float) -> None:
         """Sets the smoothness of the masks, in place: compiled and captured steps see it."""
+        sigma = check_sigma(sigma)
         row, col = self._tables(sigma, self.width_frac.device)
         self.sigma.fill_(sigma)
         self._row_table.copy_(row)
@@ -229,6 +232,16 @@ class GaudiModule(nn.Module):
                 after.data = before.to(after.device)
         return self
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Tables are not stored: they follow the sigma that is."""
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if prefix + "sigma" not in state_dict or self.sigma.is_meta:
+            return
+        if self._row_table.is_meta:  # load_state_dict(..., assign=True)
+            self._row_table, self._col_table = self._tables(float(self.sigma), self.sigma.device)
+        else:
+            self.set_sigma(float(self.sigma))
+
     def extra_repr(self) -> str:
         text = f"{self.out_features} x {self.in_features}, block_rank={self.block_rank}, blocks={self.num_blocks}"
         if self.align != 1:
@@ -282,17 +295,28 @@ def default_num_blocks(out_features: int, in_features: int, block_rank: int) -> 
 
 
 def scratch_widths(
-    out_features: int, in_features: int, num_blocks: int, block_rank: int, relative_cost: float
-) -> Float[Tensor, " k"]:
-    """Width fractions of the scratch start (paper.md section 5): some full blocks, all others equally short."""
+    axes: tuple[int, int], num_blocks: int, block_rank: int, relative_cost: float, align: int
+) -> Float[Tensor, "2 k"]:
+    """Width fractions of the scratch start (paper.md section 5): some full blocks, all others equally short.
+
+    Short widths are multiples of `align` (any real number if that is 0), the first of them one step longer than the
+    last, so that the cost is met after rounding; where not even the shortest pay for all blocks, the last are dead.
+    """
     if not 0 < relative_cost:
         raise ValueError(f"`relative_cost` must be above 0; got {relative_cost}.")
-    mean = relative_cost * out_features * in_features / (num_blocks * block_rank * (out_features + in_features))
-    mean = min(mean, 1.0)
+    mean = min(1.0, relative_cost * axes[0] * axes[1] / (num_blocks * block_rank * sum(axes)))
     num_full = int(num_blocks * mean / 2)
     rest = num_blocks - num_full
-    width = torch.full((num_blocks,), (num_blocks * mean - num_full) / rest if rest else 1.0)
-    width[:num_full] = 1.0
+    short = (num_blocks * mean - num_full) / max(1, rest)
+    width = torch.full((2, num_blocks), short)
+    if align and mean < 1:
+        size = [min(max(align, int(short * n / align) * align), n) for n in axes]
+        left = int(short * rest * sum(axes) - rest * sum(size))  # elements that this leaves over, or lacks
+        index = torch.arange(num_blocks) - num_full
+        longer = (index < left // (2 * align)) * align
+        width = torch.stack([((size[i] + longer) / axes[i]).clamp(max=1.0) for i in range(2)])
+        width[0] *= index < rest - max(0, -(left // sum(size)))
+    width[:, :num_full] = 1.0
     return width
 
 
