@@ -15,6 +15,19 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 RESULTS_HOOK = runpy.run_path(str(DOCS / "_build" / "results_tables.py"))
+README_TABLE = runpy.run_path(str(DOCS / "_build" / "readme_table.py"), run_name="readme_table")
+MINILM_ROWS = [
+    {"method": "GBLR", "cost": 0.5, "relative_cost": 0.4991, "calibration": "stsb", "allocation": "global",
+     "spearman": 0.79456, "mean_error": 0.31234, "seconds": 101.4},
+    {"method": "low rank", "cost": 0.5, "relative_cost": 0.4987, "calibration": "stsb", "allocation": "uniform",
+     "spearman": 0.784, "mean_error": 0.33, "seconds": 2.0},
+    {"method": "low rank", "cost": 0.3, "relative_cost": 0.2969, "calibration": "none", "allocation": "uniform",
+     "spearman": 0.645, "mean_error": 0.6163, "seconds": 1.0},
+]  # fmt: skip
+FIT_ROWS = [
+    {"method": "GBLR", "init": "low_rank", "refine": "descent", "block_rank": 1, "calibration": "none",
+     "relative_cost": 0.2999, "mean_error": 0.58861, "svd_error": 0.61632, "ratio": 0.95504, "seconds": 120.2},
+]  # fmt: skip
 
 
 def fenced(page, language):
@@ -43,7 +56,8 @@ def test_every_public_name_is_on_an_api_page():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_examples_run(page, capsys):
+def test_python_examples_run(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # examples save models
     names = {}
     for block in fenced(page, "python"):
         exec(compile(block, str(page), "exec"), names)
@@ -58,12 +72,71 @@ def test_pages_show_the_numbers_of_their_result_files():
     for page in PAGES:
         text = page.read_text()
         shown = RESULTS_HOOK["on_page_markdown"](text)
-        for name in RESULTS_HOOK["MARKER"].findall(text):
+        for name, view in RESULTS_HOOK["MARKER"].findall(text):
+            assert (name, view) in RESULTS_HOOK["TABLES"], f"{page}: a result that the hook does not know"
+            if not (DOCS / "results" / name).exists():
+                assert "Not measured yet" in shown and f"`docs/results/{name}`" in shown
+                continue
             record = json.loads((DOCS / "results" / name).read_text())
-            assert f"`docs/results/{name}`, by `{record['command']}`" in shown
-            for row in record["rows"]:
-                assert "| " + " | ".join(str(value) for value in row.values()) + " |" in shown
-        assert "<!-- results:" not in shown, f"{page}: a result that the hook does not know"
+            assert f"`docs/results/{name}`, by `" in shown
+            assert len(record["rows"]) > 0
+        assert not re.search(r"^<!-- (results|picture):", shown, re.MULTILINE), f"{page}: a marker is misspelt"
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """A folder of result files that the hook and the README script read in place of docs/results/."""
+    monkeypatch.setitem(RESULTS_HOOK["render"].__globals__, "RESULTS", tmp_path)
+    monkeypatch.setitem(README_TABLE["block"].__globals__, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def test_the_hook_shows_every_row_of_a_result_file(results):
+    record = {"command": "python x.py", "what": "a trial", "torch": "2.13.0", "cpu": "AVX2", "rows": MINILM_ROWS}
+    (results / "minilm-stsb.json").write_text(json.dumps(record))
+    (results / "fit.json").write_text(json.dumps({"rows": FIT_ROWS}))
+    shown = RESULTS_HOOK["on_page_markdown"]("before\n\n<!-- results: minilm-stsb.json -->\n\nafter")
+    assert (
+        "| method | allocation | calibration | cost asked | cost reached | Spearman | mean error | seconds |" in shown
+    )
+    assert "| GBLR | global | stsb | 0.50 | 0.499 | 0.7946 | 0.3123 | 101 |" in shown
+    assert "| low rank | uniform | none | 0.30 | 0.297 | 0.6450 | 0.6163 | 1 |" in shown
+    assert "`docs/results/minilm-stsb.json`, by `python x.py`: a trial; torch 2.13.0, AVX2.\n\nafter" in shown
+    shown = RESULTS_HOOK["on_page_markdown"]("<!-- results: fit.json -->")
+    assert "| GBLR | low_rank | descent | 1 | none | 0.300 | 0.5886 | 0.6163 | 0.955 | 120 |" in shown
+    assert "`docs/results/fit.json`, by `python examples/compress_minilm.py --model DIR --data DIR`." in shown
+
+
+def test_the_view_by_cost_has_a_column_for_each_cost_and_marks_the_best(results):
+    (results / "minilm-stsb.json").write_text(json.dumps({"rows": MINILM_ROWS}))
+    shown = RESULTS_HOOK["on_page_markdown"]("<!-- results: minilm-stsb.json by_cost -->").splitlines()
+    assert shown[:5] == [
+        "| method | allocation | calibration | cost 0.5 | cost 0.3 |",
+        "| --- | --- | --- | ---: | ---: |",
+        "| GBLR | global | stsb | **0.795** |  |",
+        "| low rank | uniform | stsb | 0.784 |  |",
+        "| low rank | uniform | none |  | **0.645** |",
+    ]
+
+
+@pytest.mark.parametrize("marker", ["minilm-stsb.json", "minilm-stsb.json by_cost", "fit.json"])
+def test_the_hook_says_how_to_make_a_missing_result_file(results, marker):
+    shown = RESULTS_HOOK["on_page_markdown"](f"<!-- results: {marker} -->")
+    assert "Not measured yet" in shown and "python examples/compress_minilm.py --model DIR --data DIR" in shown
+
+
+def test_readme_shows_the_numbers_of_its_result_file():
+    text = (ROOT / "README.md").read_text()
+    assert README_TABLE["with_table"](text) == text, "run `python docs/_build/readme_table.py`"
+
+
+def test_the_readme_script_writes_the_table_between_its_markers(results):
+    (results / "minilm-stsb.json").write_text(json.dumps({"rows": MINILM_ROWS}))
+    before, after = "one\n\n" + README_TABLE["BEGIN"], README_TABLE["END"] + "\n\ntwo"
+    text = README_TABLE["with_table"](f"{before}\n\nold numbers\n\n{after}")
+    assert text.startswith(before) and text.endswith(after)
+    assert "| GBLR | global | stsb | **0.795** |" in text and "old numbers" not in text
+    assert "| none |" not in text  # README shows calibrated fits alone
 
 
 def test_the_speed_shown_meets_its_target():

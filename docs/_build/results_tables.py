@@ -1,31 +1,131 @@
 """mkdocs hook: puts the tables of docs/results/*.json into the pages, so that no measured number is typed by hand.
 
-A page says `<!-- results: masks.json -->` on a line of its own.
+A page says `<!-- results: masks.json -->` on a line of its own, or `<!-- results: minilm-stsb.json by_cost -->` for
+another view of a file; `<!-- picture: minilm-stsb.png What it shows -->` for a picture that a measurement draws. A
+result file that is not there yet becomes a note which says how to make it.
 """
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results"
-MARKER = re.compile(r"^<!-- results: ([\w.-]+\.json) -->$", re.MULTILINE)
+DOCS = Path(__file__).parents[1]
+RESULTS = DOCS / "results"
+MARKER = re.compile(r"^<!-- results: ([\w.-]+\.json)(?: (\w+))? -->$", re.MULTILINE)
+PICTURE = re.compile(r"^<!-- picture: ([\w.-]+) (.+) -->$", re.MULTILINE)
+
+Record = dict[str, Any]
+Column = tuple[str, str, str]  # heading, key of a row, how to format its value
+
+MINILM: Sequence[Column] = (
+    ("method", "method", ""),
+    ("allocation", "allocation", ""),
+    ("calibration", "calibration", ""),
+    ("cost asked", "cost", ".2f"),
+    ("cost reached", "relative_cost", ".3f"),
+    ("Spearman", "spearman", ".4f"),
+    ("mean error", "mean_error", ".4f"),
+    ("seconds", "seconds", ".0f"),
+)
+FIT: Sequence[Column] = (
+    ("method", "method", ""),
+    ("start", "init", ""),
+    ("refinement", "refine", ""),
+    ("block_rank", "block_rank", ".0f"),
+    ("calibration", "calibration", ""),
+    ("cost", "relative_cost", ".3f"),
+    ("mean error", "mean_error", ".4f"),
+    ("SVD's error", "svd_error", ".4f"),
+    ("ratio", "ratio", ".3f"),
+    ("seconds", "seconds", ".0f"),
+)
+MASKS: Sequence[Column] = (
+    ("blocks", "blocks", ".0f"),
+    ("length", "length", ".0f"),
+    ("time of the FFT form / closed form", "fft_over_closed", ".2f"),
+)
 
 
-def masks_table(record: dict[str, Any]) -> str:
-    rows = [f"| {row['blocks']} | {row['length']} | {row['fft_over_closed']} |" for row in record["rows"]]
-    return "\n".join(["| blocks | length | time of the FFT form / closed form |", "| ---: | ---: | ---: |", *rows])
+def cell(row: Record, key: str, digits: str) -> str:
+    """A value as the tables show it; empty where a row has none."""
+    value = row.get(key)
+    if value is None:
+        return ""
+    return format(value, digits) if isinstance(value, int | float) else str(value)
 
 
-TABLES = {"masks.json": masks_table}
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], num_left: int = 0) -> str:
+    """The first `num_left` columns to the left, all others to the right."""
+    rule = ["---" if i < num_left else "---:" for i in range(len(headings))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (headings, rule, *rows))
 
 
-def render(name: str) -> str:
+def all_rows(columns: Sequence[Column], num_left: int = 0) -> Callable[[Record], str]:
+    def table(record: Record) -> str:
+        rows = [[cell(row, key, digits) for _, key, digits in columns] for row in record["rows"]]
+        return markdown_table([heading for heading, _, _ in columns], rows, num_left)
+
+    return table
+
+
+def spearman_by_cost(record: Record, calibration: str | None = None) -> str:
+    """One line per method, allocation and calibration, one column per cost asked; the best of a column is bold."""
+    keys = ("method", "allocation", "calibration")
+    chosen = [row for row in record["rows"] if row.get("cost") is not None]
+    chosen = [row for row in chosen if calibration is None or row["calibration"] == calibration]
+    costs = sorted({row["cost"] for row in chosen}, reverse=True)
+    best = {cost: max(row["spearman"] for row in chosen if row["cost"] == cost) for cost in costs}
+    lines: dict[tuple[str, ...], dict[float, str]] = {}
+    for row in chosen:
+        value = f"{row['spearman']:.3f}"
+        value = f"**{value}**" if row["spearman"] == best[row["cost"]] else value
+        lines.setdefault(tuple(cell(row, key, "") for key in keys), {})[row["cost"]] = value
+    rows = [[*names, *(cells.get(cost, "") for cost in costs)] for names, cells in lines.items()]
+    return markdown_table([*keys, *(f"cost {cost:g}" for cost in costs)], rows, num_left=len(keys))
+
+
+TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
+    ("masks.json", ""): all_rows(MASKS),
+    ("minilm-stsb.json", ""): all_rows(MINILM, num_left=3),
+    ("minilm-stsb.json", "by_cost"): spearman_by_cost,
+    ("fit.json", ""): all_rows(FIT, num_left=3),
+}
+COMMANDS = {
+    "masks.json": "python benchmarks/bench_masks.py --out docs/results/masks.json",
+    "minilm-stsb.json": "python examples/compress_minilm.py --model DIR --data DIR",
+    "fit.json": "python examples/compress_minilm.py --model DIR --data DIR",
+}
+
+
+def source(name: str, record: Record) -> str:
+    """Where the numbers come from: file, command, and what the file tells about the machine."""
+    text = f"`docs/results/{name}`, by `{record.get('command', COMMANDS[name])}`"
+    what = f": {record['what']}" if record.get("what") else ""
+    torch = f"torch {record['torch']}" if record.get("torch") else ""
+    machine = ", ".join(filter(None, (torch, record.get("cpu") or record.get("device"))))
+    return f"{text}{what}{'; ' if machine else ''}{machine}."
+
+
+def not_measured(name: str) -> str:
+    return f'!!! note "Not measured yet"\n    `{COMMANDS[name]}` writes `docs/results/{name}`, and this table with it.'
+
+
+def render(name: str, view: str = "") -> str:
     """The table of a result file, and below it where it comes from."""
+    table = TABLES[name, view]
+    if not (RESULTS / name).exists():
+        return not_measured(name)
     record = json.loads((RESULTS / name).read_text())
-    source = f"`docs/results/{name}`, by `{record['command']}`: {record['what']}; torch {record['torch']}, {record['cpu']}."
-    return f"{TABLES[name](record)}\n\n{source}"
+    return f"{table(record)}\n\n{source(name, record)}"
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return MARKER.sub(lambda match: render(match[1]), markdown)
+def picture(name: str, text: str, up: str = "") -> str:
+    return f"![{text}]({up}images/{name})" if (DOCS / "images" / name).exists() else ""
+
+
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
+    up = "../" * page.file.src_uri.count("/") if page is not None else ""
+    markdown = PICTURE.sub(lambda match: picture(match[1], match[2], up), markdown)
+    return MARKER.sub(lambda match: render(match[1], match[2] or ""), markdown)
