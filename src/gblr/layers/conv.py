@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gblr.layers.gaudi import GaudiModule
-from gblr.layers.structured import MatrixModule, matrix_repr
+from gblr.layers.structured import MatrixModule, autocast, matrix_repr
 from gblr.matrices.base import StructuredMatrix
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -66,14 +66,14 @@ class ConvGeometry:
         padding = self.padding if self.padding_mode == "zeros" else 0
         return nn.functional.conv2d(self.pad(x), weight, bias, self.stride, padding, self.dilation)
 
-    def unfold(self, x: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b positions in"], tuple[int, int]]:
+    def unfold(self, x: Float[Tensor, "*b c h w"]) -> tuple[Float[Tensor, "*b positions in"], tuple[int, int]]:
         """Patches as vectors, and the height and width of the output."""
         x = nn.functional.pad(
             x, self._padding_sides(), mode="constant" if self.padding_mode == "zeros" else self.padding_mode
         )
         patches = nn.functional.unfold(x, self.kernel_size, self.dilation, stride=self.stride)
         height, width = (
-            (x.shape[2 + axis] - self.dilation[axis] * (self.kernel_size[axis] - 1) - 1) // self.stride[axis] + 1
+            (x.shape[axis - 2] - self.dilation[axis] * (self.kernel_size[axis] - 1) - 1) // self.stride[axis] + 1
             for axis in range(2)
         )
         return patches.mT, (height, width)
@@ -126,10 +126,10 @@ class GaudiConv2d(GaudiModule):
         self.geometry = geometry
         self.add_bias(bias, options.get("generator"))
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b o h2 w2"]:
+    def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
         u, v = self.flat_factors()
         stride = self.geometry.stride
-        if self.composes(x.shape[0] * x.shape[2] * x.shape[3] // (stride[0] * stride[1])):
+        if self.composes(x.numel() // (self.geometry.in_channels * stride[0] * stride[1])):
             return self.geometry.convolve(x, self.geometry.weight(u.T @ v), self.bias)
         z = self.geometry.convolve(x, self.geometry.weight(v), None)
         return nn.functional.conv2d(z, u.T[:, :, None, None], self.bias)
@@ -154,15 +154,12 @@ class StructuredConv2d(MatrixModule):
         self.geometry = geometry
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b o h2 w2"]:
-        matrix = self.matrix
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-            matrix = matrix.to(x.dtype)
+    def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
+        x, matrix = autocast(x, self.matrix)
         patches, (height, width) = self.geometry.unfold(x)
         y = matrix.matmul(patches)
         y = y if self.bias is None else y + self.bias.to(y.dtype)
-        return y.mT.unflatten(2, (height, width))
+        return y.mT.unflatten(-1, (height, width))
 
     def to_dense_layer(self) -> nn.Conv2d:
         return self.geometry.dense_layer(self.weight, self.bias)

@@ -80,6 +80,15 @@ def _rebuild(template: Any, module: nn.Module, prefix: str = "") -> Any:
     return copy
 
 
+def autocast(x: Tensor, matrix: StructuredMatrix) -> tuple[Tensor, StructuredMatrix]:
+    """Both in the dtype of an autocast region, where `x` is in one; float64 stays, as in torch's own layers."""
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return x, matrix
+    dtype = torch.get_autocast_dtype(device)
+    return x.to(dtype), matrix.to(dtype)
+
+
 class StructuredLinear(MatrixModule):
     """y = W x + bias for any matrix format W, whose structure stays as it is.
 
@@ -97,10 +106,7 @@ class StructuredLinear(MatrixModule):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
     def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
-        matrix = self.matrix
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-            matrix = matrix.to(x.dtype)
+        x, matrix = autocast(x, self.matrix)
         y = matrix.matmul(x)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
