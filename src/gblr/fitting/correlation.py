@@ -70,10 +70,10 @@ def mask_params(
     start, size = longest_run(smooth >= threshold_ratio * smooth.amax(-1, keepdim=True))
     if align > 1:
         size = (size.div(align).round().clamp(min=1) * align).long().clamp(max=length)
-        start = (start.div(align).round() * align).long() % length
+        start = (start.div(align).round() * align).long()
         if length % align:  # runs that wrap would not end on a multiple
             start = torch.minimum(start, (length - size) // align * align)
-            start = start.masked_fill(size == length, 0)
+        start = start % length
     return start, size
 
 

@@ -31,6 +31,7 @@ def refine_by_gradient(
     align: int,
     tick: Tick,
 ) -> Blocks:
+    """Of each matrix the better: what the steps end with, or the start, trimmed to the budget and refitted alike."""
     axes = weight.shape[1:]
     scale = (metric.times(weight) * weight).sum((1, 2))
     width = torch.stack([blocks.row_size / axes[0], blocks.col_size / axes[1]], 1).to(weight.dtype).requires_grad_()
@@ -45,7 +46,7 @@ def refine_by_gradient(
             {"params": [width, location], "lr": _STRUCTURE_LR[0], "betas": (0.0, 0.999), "weight_decay": 0.0},
         ]
     )
-    price = torch.tensor([axes[0], axes[1]], device=weight.device).view(1, 2, 1) * blocks.block_rank  # cost per width
+    price = blocks.block_rank * torch.tensor(axes, dtype=weight.dtype, device=weight.device).view(1, 2, 1)  # per width
     for step in range(steps):
         part = step / max(1, steps - 1)
         cosine = (1 + math.cos(math.pi * part)) / 2
@@ -65,7 +66,9 @@ def refine_by_gradient(
         sizes = [round_ste(width[:, i] * axes[i], align, axes[i]).long() for i in range(2)]
         starts = [round_ste(location[:, i] * axes[i], align, axes[i]).long() % axes[i] for i in range(2)]
         result = Blocks(u.detach(), v.detach(), starts[0], sizes[0], starts[1], sizes[1]).masked()
-        return refit(weight, metric, trim(result, metric, budget, align), sweeps=2)
+        ends = [refit(weight, metric, trim(b, metric, budget, align), sweeps=2) for b in (result, blocks)]
+        error, start_error = ((metric.times(e) * e).sum((1, 2)) for e in (weight - b.product() for b in ends))
+        return ends[0].where(error <= start_error, ends[1])
 
 
 def project(

@@ -1,0 +1,42 @@
+import dataclasses
+import math
+
+import pytest
+
+from gblr.fitting.config import BlastConfig, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
+from tests.helpers import raises_value_error
+
+EVERY = [GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig, BlastConfig]
+
+
+@pytest.mark.parametrize("config", EVERY)
+@pytest.mark.parametrize("cost", [0.0, -0.1, 1.01, 30, math.nan])
+def test_costs_outside_0_to_1_are_refused(config, cost):
+    with raises_value_error("`relative_cost`", cost):
+        config(cost)
+
+
+@pytest.mark.parametrize("config", EVERY)
+def test_configs_are_frozen_and_compare_by_value(config):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config(0.5).relative_cost = 0.3
+    assert config(0.5) == config(relative_cost=0.5) != config(0.4)
+
+
+@pytest.mark.parametrize("config", EVERY)
+def test_an_unknown_allocation_is_refused_with_those_there_are(config):
+    with raises_value_error("`allocation`", "'uniform'", "'global'", "'greedy'"):
+        config(0.5, allocation="greedy")
+
+
+def test_gaudi_choices_are_listed_when_one_is_wrong():
+    with raises_value_error("`init`", "'correlation'", "'low_rank'", "'full'", "'scratch'", "'svd'"):
+        GaudiConfig(0.5, init="svd")
+    with raises_value_error("`refine`", "'descent'", "'gradient'", "'none'", "'adam'"):
+        GaudiConfig(0.5, refine="adam")
+
+
+@pytest.mark.parametrize("name", ["block_rank", "align"])
+def test_gaudi_sizes_below_1_are_refused(name):
+    with raises_value_error(f"`{name}`", 0):
+        GaudiConfig(0.5, **{name: 0})
