@@ -34,6 +34,7 @@ def refine_by_gradient(
     """Of each matrix the better: what the steps end with, or the start, trimmed to the budget and refitted alike."""
     axes = weight.shape[1:]
     scale = (metric.times(weight) * weight).sum((1, 2))
+    scale = torch.where(scale > 0, scale, 1.0)
     width = torch.stack([blocks.row_size / axes[0], blocks.col_size / axes[1]], 1).to(weight.dtype).requires_grad_()
     location = (
         torch.stack([blocks.row_start / axes[0], blocks.col_start / axes[1]], 1).to(weight.dtype).requires_grad_()
