@@ -34,18 +34,19 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
         gram = torch.zeros(size, size, dtype=torch.float64, device=weight.device)
         statistics[source.name] = Statistics(gram)
 
-        def hook(module: nn.Module, args: tuple[Any, ...], source: Source = source) -> None:
-            x = _vectors(source, args[0], padding[0])
+        def hook(module: nn.Module, args: Any, kwargs: Any, source: Source = source) -> None:
+            x = _vectors(source, args[0] if args else next(iter(kwargs.values())), padding[0])
             statistics[source.name].gram += (x.mT @ x).double()
             statistics[source.name].positions += x.shape[0]
 
-        handles.append(source.module.register_forward_pre_hook(hook))
-    was_training = model.training
+        handles.append(source.module.register_forward_pre_hook(hook, with_kwargs=True))
+    was_training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         _run(model, batches, padding)
     finally:
-        model.train(was_training)
+        for module, training in was_training:  # each its own: parts of a model may be frozen in eval mode
+            module.training = training
         for handle in handles:
             handle.remove()
     unused = [name for name, found in statistics.items() if found.positions == 0]
@@ -65,7 +66,7 @@ def _run(model: nn.Module, batches: Iterable[Any], padding: list[Tensor | None])
                 mask = batch.get("attention_mask")
                 padding[0] = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
                 model(**batch)
-            elif isinstance(batch, Sequence):
+            elif isinstance(batch, Sequence) and not isinstance(batch, str):
                 model(*batch)
             else:
                 raise ValueError(

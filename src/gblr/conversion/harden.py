@@ -29,7 +29,7 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto") -
         raise ValueError("the model has no Gaudi or GBLR layer to harden; convert it first with `convert_`.")
     hardened = [(name, module, _packed_layer(module)) for name, module in targets]
     for name, module, layer in hardened:
-        layer.train(module.training)
+        _like(module, layer)
         model.set_submodule(name, layer)
     rows = [_row(name, layer) for name, _, layer in hardened]
     return Report(rows, [name for name, _ in targets], "hardened: masks folded, blocks cropped and packed")
@@ -48,12 +48,18 @@ def densify_(model: nn.Module) -> Report:
     dense = [(name, module.to_dense_layer()) for name, module in targets]
     rows = []
     for (name, module), (_, layer) in zip(targets, dense, strict=True):
-        layer.train(module.training)
+        _like(module, layer)
         model.set_submodule(name, layer)
         shape = tuple(layer.weight.flatten(1).shape)
         size = shape[0] * shape[1]
         rows.append(Row(name, (shape[0], shape[1]), type(layer).__name__, None, size, size))
     return Report(rows, [name for name, _ in targets], "made dense")
+
+
+def _like(module: nn.Module, layer: nn.Module) -> None:
+    """Training mode and frozen weights carry over."""
+    layer.train(module.training)
+    layer.requires_grad_(any(parameter.requires_grad for parameter in module.parameters()))
 
 
 def _can_harden(module: nn.Module) -> bool:

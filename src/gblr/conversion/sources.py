@@ -76,6 +76,8 @@ def reason_against(model: nn.Module, name: str, module: nn.Module, uses: "Uses")
         return "is structured already"
     if not (is_linear(module) or is_conv(module)):
         return f"{type(module).__name__} is not a kind of layer that can be converted"
+    if not name:
+        return "it is the model itself, so nothing holds it that could hold another; wrap it in nn.Sequential"
     parent = model.get_submodule(name.rpartition(".")[0])
     if isinstance(parent, nn.MultiheadAttention):
         return "nn.MultiheadAttention reads this weight itself instead of calling the layer"
