@@ -61,6 +61,13 @@ class Blocks:
             chosen[name] = torch.where(condition.view(-1, *[1] * (value.dim() - 1)), value, getattr(other, name))
         return Blocks(**chosen)
 
+    def padded(self, num_blocks: int) -> "Blocks":
+        """With dead blocks added up to that number."""
+        missing = num_blocks - self.u.shape[1]
+        pad = torch.nn.functional.pad
+        grown = {name: pad(value, (0, missing)) for name, value in self.intervals().items()}
+        return Blocks(pad(self.u, (0, 0, 0, 0, 0, missing)), pad(self.v, (0, 0, 0, 0, 0, missing)), **grown)
+
     def clone(self) -> "Blocks":
         return Blocks(**{name: value.clone() for name, value in vars(self).items()})
 

@@ -1,4 +1,4 @@
-"""A trained weight as a GBLR matrix: a start (Algorithm 2, SVD or full), then refinement, never worse than the SVD."""
+"""A trained weight as a GBLR matrix: a start (Algorithm 2, SVD or full), then refinement; never worse than the SVD."""
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from gblr.fitting.config import GaudiConfig
 from gblr.fitting.correlation import correlation_start
 from gblr.fitting.descent import descend, trim
 from gblr.fitting.fit import Tick, fit_batch, num_ticks
+from gblr.fitting.gauge import triangular_blocks, triangular_rank
 from gblr.fitting.gradient import refine_by_gradient
 from gblr.fitting.metric import make_metric
 from gblr.fitting.svd import balance, squared_error, weighted_svd
@@ -53,7 +54,10 @@ def _(
         blocks = descend(weight, metric, blocks, budget, price, _num_steps(config), config.align, tick)
     else:
         blocks = trim(blocks, metric, budget, config.align)
-    blocks = _never_worse_than_svd(weight, gram, blocks, u, v, budget)
+    candidates = [blocks, _svd_blocks(config, u, v, budget)]
+    if config.refine == "descent" and all(n % config.align == 0 for n in weight.shape[1:]):
+        candidates.append(_triangular_blocks(config, u, v, budget))
+    blocks = _best(weight, gram, candidates, budget)
     blocks.u, blocks.v = balance(blocks.u, blocks.v)
     return list(blocks.to_matrices())
 
@@ -90,14 +94,32 @@ def _as_blocks(rows: Float[Tensor, "b q n"], num_blocks: int, block_rank: int) -
     return rows[:, : num_blocks * block_rank].unflatten(1, (num_blocks, block_rank))
 
 
-def _never_worse_than_svd(
-    weight: Tensor, gram: Tensor | None, blocks: Blocks, u: Tensor, v: Tensor, budget: Tensor
-) -> Blocks:
-    """The truncated SVD is a GBLR matrix too: it is returned where the fit ended above it, or above the budget."""
-    block_cost = blocks.block_rank * (weight.shape[1] + weight.shape[2])
-    num_live = (budget / block_cost).long().clamp(max=blocks.u.shape[1])
-    num_blocks = blocks.u.shape[1]
-    svd_u, svd_v = (_as_blocks(side, num_blocks, blocks.block_rank) for side in (u, v))
-    svd = Blocks.full(svd_u, svd_v, num_live)
-    error, svd_error = (squared_error(weight - b.product(), gram) for b in (blocks, svd))
-    return blocks.where((error <= svd_error) & (blocks.cost() <= budget), svd)
+def _svd_blocks(config: GaudiConfig, u: Tensor, v: Tensor, budget: Tensor) -> Blocks:
+    """The truncated SVD, which is a GBLR matrix of full blocks."""
+    r = config.block_rank
+    num_live = (budget / (r * (u.shape[2] + v.shape[2]))).long().clamp(max=u.shape[1] // r)
+    num_blocks = max(1, int(num_live.max()))
+    return Blocks.full(_as_blocks(u, num_blocks, r), _as_blocks(v, num_blocks, r), num_live)
+
+
+def _triangular_blocks(config: GaudiConfig, u: Tensor, v: Tensor, budget: Tensor) -> Blocks:
+    """A truncated SVD of higher rank, which the zeros of its triangular factors pay for."""
+    shape = (u.shape[2], v.shape[2])
+    ranks = [triangular_rank(b, shape, config.block_rank, config.align) for b in budget.tolist()]
+    rank = torch.tensor(ranks, device=u.device)
+    keep = (torch.arange(u.shape[1], device=u.device) < rank[:, None])[:, :, None]
+    product = (u * keep).double().mT @ v.double()
+    blocks = triangular_blocks(product, rank, config.block_rank, config.align, max(1, max(ranks) // config.block_rank))
+    return Blocks(blocks.u.to(u.dtype), blocks.v.to(v.dtype), **blocks.intervals())
+
+
+def _best(weight: Tensor, gram: Tensor | None, candidates: list[Blocks], budget: Tensor) -> Blocks:
+    """For each matrix the candidate of the lowest error among those within the budget; the SVD always is."""
+    num_blocks = max(blocks.u.shape[1] for blocks in candidates)
+    best, lowest = candidates[0].padded(num_blocks), torch.full_like(budget, torch.inf, dtype=torch.float64)
+    for blocks in candidates:
+        error = squared_error(weight - blocks.product(), gram)
+        error = torch.where(blocks.cost() <= budget, error, torch.inf)
+        best = blocks.padded(num_blocks).where(error < lowest, best)
+        lowest = torch.minimum(error, lowest)
+    return best

@@ -1,0 +1,318 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from gblr.conversion import convert as convert_module
+from gblr.conversion.checkpoint import load_, save_pretrained
+from gblr.conversion.convert import convert_
+from gblr.conversion.filters import conv_layers, linear_layers
+from gblr.conversion.harden import harden_
+from gblr.fitting.config import BlastConfig, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
+from gblr.layers.conv import GaudiConv2d, StructuredConv2d
+from gblr.layers.gaudi import GaudiLinear
+from gblr.layers.split import SplitLinear
+from gblr.layers.structured import StructuredLinear
+from tests.conversion.converted import encoder, gpt2, output
+from tests.conversion.low_rank_models import LOSSLESS, assert_same, make_low_rank_, mlp, modules_of, random_mlp
+from tests.helpers import raises_value_error
+
+GAUDI = GaudiConfig(0.5, steps=2)
+EVERY = [GAUDI, LowRankConfig(0.5), MonarchConfig(0.5), PixelflyConfig(0.6, tile=4, steps=2), BlastConfig(0.6, steps=2)]
+lossless = pytest.mark.parametrize("config", LOSSLESS, ids=["gaudi", "low_rank"])
+
+
+def images() -> torch.Tensor:
+    return torch.linspace(-1, 1, 2 * 3 * 9 * 9).view(2, 3, 9, 9).sin()
+
+
+def convnet() -> nn.Module:
+    torch.manual_seed(0)
+    return make_low_rank_(
+        nn.Sequential(
+            nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, stride=2, padding=1, bias=False), nn.ReLU(),
+            nn.Conv2d(12, 12, (1, 3), padding="same", padding_mode="circular"), nn.ReLU(),
+            nn.Conv2d(12, 8, 3, dilation=2, padding=2, padding_mode="reflect"),
+        )
+    )  # fmt: skip
+
+
+@lossless
+def test_weights_that_fit_into_the_cost_give_the_dense_outputs(config, generator):
+    model, x = mlp(), torch.randn(6, 16, generator=generator)
+    expected = model(x)
+    report = convert_(model, config)
+    assert list(report) == ["0", "2", "4"] and report.mean_error < 1e-3
+    assert_same(model(x), expected)
+
+
+@lossless
+def test_convolutions_that_fit_into_the_cost_give_the_dense_outputs(config):
+    model = convnet()
+    expected = model(images())
+    report = convert_(model, config, where=conv_layers())
+    kind = GaudiConv2d if isinstance(config, GaudiConfig) else StructuredConv2d
+    assert list(report) == ["0", "2", "4", "6"] and all(isinstance(model[int(name)], kind) for name in report)
+    assert_same(model(images()), expected)
+
+
+@pytest.mark.parametrize("config", EVERY, ids=lambda config: type(config).__name__)
+def test_every_config_converts_within_its_cost(config):
+    model = random_mlp()
+    report = convert_(model, config)
+    assert report.relative_cost <= config.relative_cost and len(report) == 3
+    assert 0 < report.mean_error < 1
+    assert isinstance(model[0], GaudiLinear if isinstance(config, GaudiConfig) else StructuredLinear)
+    model(torch.ones(2, 16)).sum().backward()
+    assert all(p.grad is not None for p in model[0].parameters())
+
+
+def test_linear_layers_and_convolutions_together():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 16))
+    report = convert_(model, LowRankConfig(0.6), where=lambda m, n: linear_layers()(m, n) or conv_layers()(m, n))
+    assert list(report) == ["0", "3"] and model(images()).shape == (2, 16)
+
+
+@lossless
+@pytest.mark.parametrize("split_fused", [True, False])
+def test_conv1d_keeps_its_orientation_and_fused_projections_are_split(config, split_fused):
+    model = make_low_rank_(gpt2())
+    expected = output(model)
+    report = convert_(model, config, split_fused=split_fused)
+    assert "transformer.h.0.attn.c_attn" in report and "lm_head" not in report
+    fused = model.transformer.h[0].attn.c_attn
+    assert isinstance(fused, SplitLinear) == split_fused
+    assert [row.layer for row in report.rows if "h.0.attn.c_attn" in row.layer] == (
+        [f"transformer.h.0.attn.c_attn[{part}]" for part in "qkv"] if split_fused else ["transformer.h.0.attn.c_attn"]
+    )
+    assert not any(isinstance(module, Conv1D) for module in model.modules())
+    assert_same(output(model), expected)
+
+
+def test_fused_projections_of_grouped_query_attention_are_split_unequally(generator):
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = type("Config", (), {"num_attention_heads": 4, "num_key_value_heads": 2})()
+            self.qkv_proj = nn.Linear(32, 64)
+
+        def forward(self, x):
+            return self.qkv_proj(x)
+
+    torch.manual_seed(0)
+    model, x = make_low_rank_(Attention()), torch.randn(3, 32, generator=generator)
+    expected = model(x)
+    report = convert_(model, LowRankConfig(0.6))
+    assert [row.shape for row in report.rows] == [(32, 32), (16, 32), (16, 32)] and list(report) == ["qkv_proj"]
+    assert_same(model(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@lossless
+def test_models_of_other_dtypes_stay_in_theirs(dtype, config, generator):
+    model, x = mlp(), torch.randn(6, 16, generator=generator)
+    expected = model(x)
+    convert_(model.to(dtype), config)
+    assert {p.dtype for n, p in model.named_parameters() if "_frac" not in n} == {dtype}
+    assert {p.dtype for n, p in model.named_parameters() if "_frac" in n} <= {torch.float32}
+    y = model(x.to(dtype))
+    assert y.dtype == dtype
+    assert_same(y.float(), expected, tolerance=0.05)
+
+
+def test_a_nan_in_the_last_weight_leaves_the_model_as_it_was():
+    model = random_mlp()
+    model[4].weight.data[0, 0] = torch.nan
+    before = modules_of(model)
+    with raises_value_error("4: its weight", "NaN"):
+        convert_(model, GAUDI)
+    assert modules_of(model) == before
+
+
+def test_an_error_in_the_middle_of_fitting_leaves_the_model_as_it_was(monkeypatch):
+    model = random_mlp()
+    before, calls = modules_of(model), []
+    real = convert_module.fit_batch
+
+    def failing(*args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return real(*args)
+
+    monkeypatch.setattr(convert_module, "fit_batch", failing)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        convert_(model, GAUDI)
+    assert len(calls) == 2 and modules_of(model) == before
+
+
+def test_a_layer_too_small_for_the_cost_leaves_the_model_as_it_was():
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1))
+    before = modules_of(model)
+    with raises_value_error("`relative_cost`"):
+        convert_(model, LowRankConfig(0.2))
+    assert modules_of(model) == before
+
+
+def test_equal_shapes_are_fitted_as_one_batch(monkeypatch):
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)), nn.Linear(16, 24))
+    shapes = []
+    real = convert_module.fit_batch
+    monkeypatch.setattr(convert_module, "fit_batch", lambda *args: shapes.append(args[1].shape) or real(*args))
+    convert_(model, LowRankConfig(0.6))
+    assert sorted(tuple(s) for s in shapes) == [(1, 24, 16), (3, 16, 16)]
+
+
+def test_big_batches_are_fitted_in_pieces_with_the_same_result(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+    twin = copy.deepcopy(model)
+    convert_(model, LowRankConfig(0.6))
+    monkeypatch.setattr(convert_module, "_BATCH_NUMBERS", 2 * 16 * 16)
+    convert_(twin, LowRankConfig(0.6))
+    for a, b in zip(model, twin, strict=True):
+        torch.testing.assert_close(a.weight, b.weight)
+
+
+@pytest.mark.parametrize(
+    "config", [LowRankConfig, lambda *args: GaudiConfig(*args, steps=2)], ids=["low_rank", "gaudi"]
+)
+def test_global_allocation_keeps_the_total_and_spends_it_where_it_helps(config):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 24))
+    with torch.no_grad():  # almost rank 1 against flat
+        model[1].weight.copy_(torch.outer(torch.randn(24), torch.randn(24)) + 0.01 * torch.randn(24, 24))
+    twin = copy.deepcopy(model)
+    uniform, spread = convert_(twin, config(0.4)), convert_(model, config(0.4, "global"))
+    assert spread.relative_cost <= 0.4
+    assert spread.rows[0].num_mults > 1.3 * uniform.rows[0].num_mults
+    assert sum(row.error**2 for row in spread.rows) < sum(row.error**2 for row in uniform.rows)
+    assert "global" in str(spread)
+
+
+def test_global_allocation_weighs_layers_by_their_positions(generator):
+    class Model(nn.Module):
+        """The first layer is applied to ten times as many vectors as the second."""
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.often, self.seldom = nn.Linear(24, 24), nn.Linear(24, 24)
+
+        def forward(self, x):
+            return self.seldom(self.often(x)[:, :1])
+
+    model = Model()
+    batches = [torch.randn(4, 10, 24, generator=generator)]
+    often, seldom = convert_(model, LowRankConfig(0.4, "global"), calibration=batches).rows
+    assert 10 * often.num_mults + seldom.num_mults <= 0.4 * 11 * 24 * 24
+    assert seldom.relative_cost > 0.7 > often.relative_cost
+
+
+@pytest.mark.parametrize("config", [GAUDI, LowRankConfig(0.5)], ids=["gaudi", "low_rank"])
+def test_training_mode_and_frozen_weights_carry_over(config):
+    model = random_mlp().train()
+    model[0].requires_grad_(False)
+    model[2].eval()
+    convert_(model, config)
+    assert not any(p.requires_grad for p in model[0].parameters())
+    assert all(p.requires_grad for p in model[4].parameters())
+    assert (model[0].training, model[2].training, model[4].training) == (True, False, True)
+
+
+def test_layers_without_bias_stay_without():
+    model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 16))
+    convert_(model, GAUDI)
+    assert model[0].bias is None and model[1].bias is not None
+
+
+def test_options_of_the_config_reach_the_layers():
+    model = nn.Sequential(nn.Linear(32, 48))
+    convert_(model, GaudiConfig(0.6, block_rank=2, align=4, num_blocks=9, rounding=True, steps=1))
+    layer = model[0]
+    assert (layer.block_rank, layer.align, layer.num_blocks, layer.rounding) == (2, 4, 9, True)
+    assert bool((layer.structure.row_width % 4 == 0).all()) and layer.num_mults <= 0.6 * 32 * 48
+
+
+@pytest.mark.parametrize("rounding", [True, False])
+def test_a_converted_layer_is_the_fitted_matrix(rounding):
+    model = mlp()
+    report = convert_(model, GaudiConfig(0.7, init="low_rank", steps=1, rounding=rounding))
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    assert report.mean_error < 1e-3
+    assert_same(model(x), mlp()(x))
+
+
+def test_scratch_ignores_the_weights_and_starts_at_the_cost():
+    model = random_mlp()
+    model[0].weight.data.fill_(torch.nan)
+    report = convert_(model, GaudiConfig(0.4, init="scratch"))
+    assert 0.3 < report.relative_cost <= 0.4 and report.mean_error is None
+    assert bool(model(torch.ones(2, 16)).isfinite().all())
+
+
+def test_scratch_on_the_meta_device():
+    with torch.device("meta"):
+        model = random_mlp()
+    report = convert_(model, GaudiConfig(0.4, init="scratch"))
+    assert len(report) == 3 and model(torch.empty(2, 16, device="meta")).shape == (2, 8)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+@lossless
+@pytest.mark.parametrize("padding", [False, True])
+def test_the_fused_kernel_of_torch_transformers_is_not_taken(config, padding):
+    """In eval mode without gradients it would read the dense weights past the converted layers."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+    model = make_low_rank_(nn.TransformerEncoder(layer, 2))
+    x = torch.linspace(-1, 1, 2 * 5 * 32).view(2, 5, 32).sin()
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2]) if padding else None
+    valid = ~mask if padding else torch.ones(2, 5, dtype=torch.bool)
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=mask)
+        report = convert_(model, config)
+        actual = model(x, src_key_padding_mask=mask)
+        assert_same(actual[valid], expected[valid])
+        for module in model.modules():
+            if isinstance(module, (GaudiLinear, StructuredLinear)):
+                module.bias.add_(1.0)
+        assert float((model(x, src_key_padding_mask=mask)[valid] - expected[valid]).abs().max()) > 1e-2
+    assert all(name.endswith(("linear1", "linear2")) for name in report) and len(report) == 4
+    assert all("MultiheadAttention" in why for why in report.skipped.values()) and len(report.skipped) == 2
+
+
+def test_an_encoder_that_is_hardened_and_loaded_does_not_take_it_either(tmp_path):
+    model = make_low_rank_(encoder())
+    expected = output(model)
+    convert_(model, LOSSLESS[0])
+    harden_(model)
+    assert_same(output(model), expected)
+    save_pretrained(model, tmp_path)
+    assert torch.equal(output(load_(encoder(), tmp_path)), output(model))
+
+
+def test_a_converted_model_is_copied_and_keeps_its_outputs(generator):
+    model, x = random_mlp(), torch.randn(3, 16, generator=generator)
+    convert_(model, GAUDI)
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+
+
+def test_a_converted_model_can_go_on_learning(generator):
+    model = random_mlp()
+    convert_(model, GAUDI)
+    for module in model.modules():
+        if isinstance(module, GaudiLinear):
+            module.set_sigma(4.0)
+    x, y = torch.randn(32, 16, generator=generator), torch.randn(32, 8, generator=generator)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0]

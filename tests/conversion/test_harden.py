@@ -1,0 +1,180 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from gblr.conversion.checkpoint import from_pretrained, load_, save_pretrained
+from gblr.conversion.convert import convert_
+from gblr.conversion.filters import conv_layers
+from gblr.conversion.harden import densify_, harden_
+from gblr.fitting.config import GaudiConfig, LowRankConfig
+from gblr.layers.conv import GaudiConv2d, StructuredConv2d
+from gblr.layers.gaudi import GaudiModule
+from gblr.layers.split import SplitLinear
+from gblr.layers.structured import StructuredLinear
+from gblr.matrices.packed import PackedGBLR
+from tests.conversion.converted import bert, gpt2, output
+from tests.conversion.low_rank_models import assert_same, random_mlp
+from tests.helpers import raises_value_error
+from tests.layers.gaudi_layers import random_gaudi, three_blocks
+
+GAUDI = GaudiConfig(0.5, steps=2)
+
+
+def converted_mlp() -> nn.Module:
+    model = random_mlp()
+    convert_(model, GAUDI)
+    return model.eval()
+
+
+def test_hardening_keeps_outputs_and_cost(generator):
+    model, x = converted_mlp(), torch.randn(5, 16, generator=generator)
+    expected, costs = model(x), [model[i].num_mults for i in (0, 2, 4)]
+    report = harden_(model)
+    assert list(report) == ["0", "2", "4"] and [row.num_mults for row in report.rows] == costs
+    assert all(isinstance(model[i].matrix, PackedGBLR) for i in (0, 2, 4))
+    assert_same(model(x), expected, 1e-5)
+    assert "packed" in str(report) and "blocks of rank 1" in str(report)
+
+
+def test_soft_masks_are_hardened_up_to_the_threshold(generator):
+    model = nn.Sequential(random_gaudi(24, 32, sigma=6.0))
+    x = torch.randn(5, 24, generator=generator)
+    expected = model(x)
+    harden_(model)
+    assert_same(model(x), expected, 5e-3)
+
+
+def test_fixed_gblr_layers_are_packed_too(generator):
+    model = nn.Sequential(StructuredLinear(three_blocks(), torch.ones(16)))
+    x = torch.randn(5, 12, generator=generator)
+    expected = model(x)
+    harden_(model)
+    assert isinstance(model[0].matrix, PackedGBLR)
+    assert_same(model(x), expected, 1e-5)
+
+
+def test_convolutions_and_split_layers_are_hardened(generator):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, stride=2, padding_mode="reflect"))
+    convert_(model, GAUDI, where=conv_layers())
+    assert isinstance(model[0], GaudiConv2d)
+    x = torch.randn(2, 3, 9, 9, generator=generator)
+    expected = model(x)
+    harden_(model)
+    assert isinstance(model[0], StructuredConv2d)
+    assert_same(model(x), expected, 1e-5)
+
+    model = gpt2()
+    convert_(model, GAUDI)
+    expected = output(model)
+    report = harden_(model)
+    assert isinstance(model.transformer.h[0].attn.c_attn, SplitLinear)
+    assert "transformer.h.0.attn.c_attn.parts.2" in report
+    assert not any(isinstance(module, GaudiModule) for module in model.modules())
+    assert_same(output(model), expected, 1e-4)
+
+
+def test_mode_and_frozen_weights_carry_over():
+    model = converted_mlp().train()
+    model[0].requires_grad_(False)
+    model[2].eval()
+    harden_(model)
+    assert not any(p.requires_grad for p in model[0].parameters()) and model[2].u.requires_grad
+    assert [model[i].training for i in (0, 2, 4)] == [True, False, True]
+    densify_(model)
+    assert not model[0].weight.requires_grad and model[2].weight.requires_grad
+    assert [model[i].training for i in (0, 2, 4)] == [True, False, True]
+
+
+def test_other_formats_are_left_alone():
+    model = random_mlp()
+    convert_(model, LowRankConfig(0.5), where=lambda m, n: n == "0")
+    convert_(model, GAUDI, where=lambda m, n: n == "2")
+    first = model[0]
+    assert list(harden_(model)) == ["2"] and model[0] is first
+
+
+def test_a_model_without_anything_to_harden_or_densify_is_refused():
+    with raises_value_error("`convert_`"):
+        harden_(random_mlp())
+    with raises_value_error("structured"):
+        densify_(random_mlp())
+    with raises_value_error("`plan`", "'fast'"):
+        harden_(converted_mlp(), plan="fast")
+
+
+@pytest.mark.parametrize("plan", ["auto", "packed"])
+def test_plans_give_the_same_outputs(plan, generator):
+    model, x = converted_mlp(), torch.randn(5, 16, generator=generator)
+    expected = model(x)
+    harden_(model, example_inputs=x, plan=plan)
+    assert_same(model(x), expected, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models_harden_in_their_dtype(dtype, generator):
+    model = random_mlp().to(dtype)
+    convert_(model, GAUDI)
+    x = torch.randn(5, 16, generator=generator).to(dtype)
+    expected = model(x)
+    harden_(model)
+    assert model(x).dtype == dtype
+    assert_same(model(x).float(), expected.float(), 0.02)
+
+
+@pytest.mark.parametrize("config", [GAUDI, LowRankConfig(0.5)], ids=["gaudi", "low_rank"])
+def test_densified_models_are_plain_and_compute_the_same(config):
+    model = gpt2()
+    convert_(model, config)
+    expected = output(model)
+    report = densify_(model)
+    assert "transformer.h.0.attn.c_attn" in report and not any(".parts." in name for name in report)
+    kinds = {type(module) for name, module in model.named_modules() if name in report}
+    assert kinds == {nn.Linear}
+    assert_same(output(model), expected, 1e-4)
+    assert report.relative_cost == 1.0
+
+
+def test_densified_convolutions_are_plain_and_compute_the_same(generator):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding="same", padding_mode="circular", bias=False))
+    convert_(model, GAUDI, where=conv_layers())
+    x = torch.randn(2, 3, 9, 9, generator=generator)
+    expected = model(x)
+    densify_(model)
+    assert type(model[0]) is nn.Conv2d and model[0].bias is None
+    assert_same(model(x), expected, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("harden", [True, False])
+def test_convert_harden_save_load_gives_the_same_outputs_bit_by_bit(dtype, harden, tmp_path):
+    model = bert().to(dtype)
+    convert_(model, GAUDI)
+    if harden:
+        harden_(model)
+    save_pretrained(model, tmp_path)
+    expected = output(model)
+    assert torch.equal(output(from_pretrained(tmp_path).eval()), expected)
+    assert torch.equal(output(load_(bert().to(dtype), tmp_path).eval()), expected)
+
+
+def test_soft_layers_come_back_with_their_sigma(tmp_path, generator):
+    model, x = converted_mlp(), torch.randn(5, 16, generator=generator)
+    model[0].set_sigma(3.0)
+    save_pretrained(model, tmp_path)
+    loaded = load_(random_mlp(), tmp_path)
+    assert float(loaded[0].sigma) == 3.0 and float(loaded[2].sigma) == math.inf
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_a_hardened_model_is_as_small_on_disk_as_its_cost(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 128, bias=False))
+    convert_(model, GaudiConfig(0.25, init="low_rank", steps=1))
+    harden_(model)
+    save_pretrained(model, tmp_path)
+    numbers = (tmp_path / "model.safetensors").stat().st_size / 4
+    assert numbers < 0.25 * 128 * 128 + 128 * 8 + 500  # contents, four indices for each block, a header
