@@ -15,6 +15,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from gblr.conversion.replace import replace_layer
 from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiLinear
 from gblr.layers.split import SplitLinear
@@ -155,8 +156,8 @@ def converted_resnet() -> nn.Module:
 
 def converted_encoder() -> nn.Module:
     model = encoder()
-    model.layers[0].linear1 = packed(model.layers[0].linear1)
-    model.layers[1].linear2 = gaudi(model.layers[1].linear2)
+    replace_layer(model, "layers.0.linear1", packed(model.layers[0].linear1))
+    replace_layer(model, "layers.1.linear2", gaudi(model.layers[1].linear2))
     return model.eval()
 
 

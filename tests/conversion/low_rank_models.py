@@ -43,5 +43,5 @@ def modules_of(model: nn.Module) -> dict[str, int]:
 
 def assert_same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-3) -> None:
     """The outputs differ by less than `tolerance` of their size."""
-    error = float((actual - expected).norm() / expected.norm())
+    error = float(((actual - expected).norm() / expected.norm()).detach())
     assert error < tolerance, error

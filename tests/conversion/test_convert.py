@@ -151,7 +151,7 @@ def test_an_error_in_the_middle_of_fitting_leaves_the_model_as_it_was(monkeypatc
 def test_a_layer_too_small_for_the_cost_leaves_the_model_as_it_was():
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1))
     before = modules_of(model)
-    with raises_value_error("`relative_cost`"):
+    with raises_value_error("1 x 32", "`where`"):
         convert_(model, LowRankConfig(0.2))
     assert modules_of(model) == before
 
@@ -307,7 +307,7 @@ def test_a_converted_model_can_go_on_learning(generator):
         if isinstance(module, GaudiLinear):
             module.set_sigma(4.0)
     x, y = torch.randn(32, 16, generator=generator), torch.randn(32, 8, generator=generator)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(20):
         optimizer.zero_grad()

@@ -116,15 +116,13 @@ def test_more_cost_gives_less_error(generator):
 
 
 @pytest.mark.parametrize("init", INITS)
-@pytest.mark.parametrize("refine", ["descent", "gradient", "none"])
+@pytest.mark.parametrize("refine", ["descent", "none"])
 def test_a_batch_gives_what_each_matrix_gives_alone(init, refine, generator):
     weight = randn(3, 16, 12, generator=generator)
     weight[1] *= 100
     config = GaudiConfig(0.5, init=init, refine=refine, steps=2, smoothing_std=2.0)
-    if refine == "gradient":  # its learning rate is that of the batch
-        fit_all(config, weight, None, [60, 96, 120])
-        return
-    assert_batch_equals_single(config, weight, None, [60, 96, 120] if init != "low_rank" else [96, 96, 96])
+    # from the SVD start the dearest matrix of a batch says how many blocks all may use
+    assert_batch_equals_single(config, weight, None, [96, 96, 96] if init == "low_rank" else [60, 96, 120])
 
 
 def test_a_weighted_batch_gives_what_each_matrix_gives_alone(generator):

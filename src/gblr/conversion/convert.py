@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gblr.conversion.calibrate import Statistics, collect
 from gblr.conversion.filters import Filter, NameFilter, is_conv, is_linear, linear_layers, near_matches
+from gblr.conversion.replace import replace_layer
 from gblr.conversion.report import Report, Row
 from gblr.conversion.sources import Source, Uses, check_weights, read_source, reason_against
 from gblr.fitting.allocate import allocate
@@ -84,7 +85,7 @@ def convert_(
         _fit(config, jobs)
     layers = [_build(config, source, [job for job in jobs if job.source is source]) for source in sources]
     for source, layer in zip(sources, layers, strict=True):
-        _replace(model, source.name, layer)
+        replace_layer(model, source.name, layer)
     rows = [
         _row(job, part)
         for source, layer in zip(sources, layers, strict=True)
@@ -237,13 +238,6 @@ def _build(config: Config, source: Source, jobs: Sequence[Job]) -> nn.Module:
     whole = layers[0] if len(layers) == 1 else SplitLinear(layers)
     whole.train(source.module.training)
     return whole.requires_grad_(source.module.weight.requires_grad)
-
-
-def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent = model.get_submodule(name.rpartition(".")[0])
-    if isinstance(parent, nn.TransformerEncoderLayer):
-        parent.activation_relu_or_gelu = 0  # its fused kernel would read the dense weight; 0 turns that kernel off
-    setattr(parent, name.rpartition(".")[2], layer)
 
 
 def _parts(source: Source, layer: nn.Module, jobs: Sequence[Job]) -> list[tuple[Job, nn.Module]]:

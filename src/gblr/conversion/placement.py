@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gblr.conversion.layer_spec import build_layer, check_values, dtype_name, is_converted, layer_spec, replaces
+from gblr.conversion.replace import replace_layer
 from gblr.conversion.tensor_files import CheckpointError, Record, describe, raise_all
 from gblr.layers.gaudi import GaudiModule
 
@@ -141,7 +142,7 @@ def fill(
         _put_all(layer, name, manifest, values, home, made)
         _build_tables(layer, home)
     for name, layer in replacements.items():
-        model.set_submodule(name, layer)
+        replace_layer(model, name, layer)
     _put_all(model, "", manifest, values, device, made)
     _put_unsaved(model, manifest, values, device)
     _build_tables(model, device)
