@@ -40,14 +40,15 @@ def descend(
     for sweep in range(sweeps):
         residual = weight - blocks.product()
         _seed_dead(blocks, residual)
+        worth = torch.zeros_like(blocks.u[:, :, 0]), torch.zeros_like(blocks.v[:, :, 0])
         for k in range(blocks.u.shape[1]):
-            residual = _update(blocks, k, residual, metric, price, align)
+            residual, worth[0][:, k], worth[1][:, k] = _update(blocks, k, residual, metric, price, align)
         cost = blocks.cost()
         if sweep == 0:
             start_budget = torch.maximum(cost.to(budget), budget)
         part = min(1.0, (sweep + 1) / (_RAMP * sweeps))
         target = budget + (1 - part) ** 2 * (start_budget - budget)
-        blocks = trim(blocks, metric, target, align)
+        blocks = trim(blocks, worth, target, align)
         price = price * (cost / target).clamp(0.5, 2.0) ** _PRICE_POWER
         on_sweep()
     return refit(weight, metric, blocks, _FINAL_REFITS)
@@ -59,17 +60,21 @@ def refit(weight: Tensor, metric: Metric, blocks: Blocks, sweeps: int) -> Blocks
     residual = weight - blocks.product()
     for _ in range(sweeps):
         for k in range(blocks.u.shape[1]):
-            residual = _update(blocks, k, residual, metric, None, 1)
+            residual, _, _ = _update(blocks, k, residual, metric, None, 1)
     return blocks
 
 
-def trim(blocks: Blocks, metric: Metric, budget: Float[Tensor, " b"], align: int) -> Blocks:
+def trim(blocks: Blocks, worth: tuple[Tensor, Tensor], budget: Float[Tensor, " b"], align: int) -> Blocks:
     """Shortens the intervals, where their contents matter least, until the cost is at most `budget`.
 
-    An element's worth is what the error would gain if it were dropped alone; each interval keeps its best part at the
-    one price per element that meets the budget, found by bisection.
+    `worth` says for rows and for columns what the error loses by each element of each block, (b, k, out) and (b, k,
+    in). Each interval keeps its best part at the one price per element that meets the budget, found by bisection.
     """
-    row_worth, col_worth = _worth(blocks, metric)
+    inside = (
+        interval_mask(blocks.row_start, blocks.row_size, blocks.u.shape[-1]),
+        interval_mask(blocks.col_start, blocks.col_size, blocks.v.shape[-1]),
+    )
+    row_worth, col_worth = (w * i / blocks.block_rank for w, i in zip(worth, inside, strict=True))
 
     def at(price: Tensor) -> Blocks:
         prices = price[:, None].expand(blocks.live.shape)
@@ -85,18 +90,20 @@ def trim(blocks: Blocks, metric: Metric, budget: Float[Tensor, " b"], align: int
     return blocks.where(blocks.cost() <= budget, at(high)).masked()
 
 
-def _worth(blocks: Blocks, metric: Metric) -> tuple[Float[Tensor, "b k out"], Float[Tensor, "b k in"]]:
-    """Per element and rank: u_i^T (V G V^T) u_i for rows, exactly; v_j^T (U U^T) v_j G_jj for columns."""
+def element_worth(blocks: Blocks, metric: Metric) -> tuple[Float[Tensor, "b k out"], Float[Tensor, "b k in"]]:
+    """Of contents as they stand: u_i^T (V G V^T) u_i for rows, exactly; v_j^T (U U^T) v_j G_jj for columns."""
     weighted = metric.times(blocks.v.flatten(1, 2)).view_as(blocks.v)
     rows = torch.einsum("bkrm,bkrs,bksm->bkm", blocks.u, weighted @ blocks.v.mT, blocks.u)
     cols = torch.einsum("bkrn,bkrs,bksn->bkn", blocks.v, blocks.u @ blocks.u.mT, blocks.v)
-    return rows / blocks.block_rank, cols * metric.importance / blocks.block_rank
+    return rows, cols * metric.importance
 
 
-def _update(blocks: Blocks, k: int, residual: Tensor, metric: Metric, price: Tensor | None, align: int) -> Tensor:
-    """Gives block k its best columns for its rows, then its best rows for those columns; returns the new residual.
+def _update(
+    blocks: Blocks, k: int, residual: Tensor, metric: Metric, price: Tensor | None, align: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gives block k its best columns for its rows, then its best rows for those columns.
 
-    Without a `price` the intervals stay as they are.
+    Returns the new residual and the worth of each row and column. Without a `price` the intervals stay as they are.
     """
     u, v = blocks.u[:, k], blocks.v[:, k]  # (b, r, out), (b, r, in)
     target = torch.baddbmm(residual, u.mT, v)  # what block k has to explain
@@ -104,16 +111,18 @@ def _update(blocks: Blocks, k: int, residual: Tensor, metric: Metric, price: Ten
     wanted = _divide(factor, u @ target)
     if price is None:
         content = metric.restrict(wanted, blocks.col_start[:, k], blocks.col_size[:, k])
+        col_worth = content.square().sum(1)
     else:
-        content, start, size = metric.project(wanted, price * blocks.block_rank, align)
+        content, start, size, col_worth = metric.project(wanted, price * blocks.block_rank, align)
         blocks.col_start[:, k], blocks.col_size[:, k] = start, size
     v = _divide(factor, content, transposed=True)
 
     weighted = metric.times(v)
     factor = _factor(weighted, v)
     wanted = _divide(factor, weighted @ target.mT)
+    row_worth = wanted.square().sum(1)
     if price is not None:
-        start, size = best_interval(wanted.square().sum(1), price * blocks.block_rank, align)
+        start, size = best_interval(row_worth, price * blocks.block_rank, align)
         blocks.row_start[:, k], blocks.row_size[:, k] = start, size
     inside = interval_mask(blocks.row_start[:, k], blocks.row_size[:, k], wanted.shape[-1])
     u = _divide(factor, wanted * inside[:, None], transposed=True)
@@ -121,7 +130,7 @@ def _update(blocks: Blocks, k: int, residual: Tensor, metric: Metric, price: Ten
     live = blocks.live[:, k, None, None]
     u, v = u * live, v * live
     blocks.u[:, k], blocks.v[:, k] = u, v
-    return torch.baddbmm(target, u.mT, v, alpha=-1)
+    return torch.baddbmm(target, u.mT, v, alpha=-1), row_worth, col_worth
 
 
 def _factor(a: Float[Tensor, "b r n"], b: Float[Tensor, "b r n"]) -> Float[Tensor, "b r r"]:

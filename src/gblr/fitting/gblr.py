@@ -7,7 +7,7 @@ from torch import Tensor
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.config import GaudiConfig
 from gblr.fitting.correlation import correlation_start
-from gblr.fitting.descent import descend, trim
+from gblr.fitting.descent import descend, element_worth, trim
 from gblr.fitting.fit import Tick, fit_batch, num_ticks
 from gblr.fitting.gauge import triangular_blocks, triangular_rank
 from gblr.fitting.gradient import refine_by_gradient
@@ -17,9 +17,9 @@ from gblr.matrices.base import StructuredMatrix
 
 _SWEEPS = 12  # 24 gain another 0.6 % of error on MiniLM for twice the time
 _GRADIENT_STEPS = 300
-_EXTRA_RANK = (
-    2.0  # the SVD start has this many times the rank that the budget affords: blocks shrink, so more of them fit
-)
+_MAX_GROWTH = 30.0  # size of all components together over that of the weight; 1 for the SVD, 6500 seen at rank 16
+# The SVD start has this many times the rank that the budget affords: blocks shrink, so more of them fit.
+_EXTRA_RANK = 2.0
 
 
 @num_ticks.register
@@ -53,8 +53,8 @@ def _(
         price = s.gather(1, last[:, None]).squeeze(1).square() / (weight.shape[1] + weight.shape[2])
         blocks = descend(weight, metric, blocks, budget, price, _num_steps(config), config.align, tick)
     else:
-        blocks = trim(blocks, metric, budget, config.align)
-    candidates = [blocks, _svd_blocks(config, u, v, budget)]
+        blocks = trim(blocks, element_worth(blocks, metric), budget, config.align)
+    candidates = [_svd_blocks(config, u, v, budget), blocks]
     if config.refine == "descent" and all(n % config.align == 0 for n in weight.shape[1:]):
         candidates.append(_triangular_blocks(config, u, v, budget))
     blocks = _best(weight, gram, candidates, budget)
@@ -76,7 +76,7 @@ def check_budget(config: GaudiConfig, weight: Tensor, budget: Tensor) -> None:
 
 def _start(config: GaudiConfig, weight: Tensor, u: Tensor, v: Tensor, rank: Tensor, budget: Tensor) -> Blocks:
     r = config.block_rank
-    most = config.num_blocks or max(1, min(weight.shape[1:]) // r)
+    most = _most_blocks(config, u, v)
     wanted = (_EXTRA_RANK * rank / r).ceil().long().clamp(1, most)
     num_blocks = int(wanted.max()) if config.init == "low_rank" else most
     blocks_u, blocks_v = (_as_blocks(side, num_blocks, r) for side in balance(u, v))
@@ -85,6 +85,10 @@ def _start(config: GaudiConfig, weight: Tensor, u: Tensor, v: Tensor, rank: Tens
         return correlation_start(weight, blocks_u, blocks_v, budget, std, ratio, config.align)
     num_live = wanted if config.init == "low_rank" else torch.full_like(wanted, most)
     return Blocks.full(blocks_u, blocks_v, num_live)
+
+
+def _most_blocks(config: GaudiConfig, u: Tensor, v: Tensor) -> int:
+    return config.num_blocks or max(1, min(u.shape[2], v.shape[2]) // config.block_rank)
 
 
 def _as_blocks(rows: Float[Tensor, "b q n"], num_blocks: int, block_rank: int) -> Float[Tensor, "b k r n"]:
@@ -97,15 +101,15 @@ def _as_blocks(rows: Float[Tensor, "b q n"], num_blocks: int, block_rank: int) -
 def _svd_blocks(config: GaudiConfig, u: Tensor, v: Tensor, budget: Tensor) -> Blocks:
     """The truncated SVD, which is a GBLR matrix of full blocks."""
     r = config.block_rank
-    num_live = (budget / (r * (u.shape[2] + v.shape[2]))).long().clamp(max=u.shape[1] // r)
+    num_live = (budget / (r * (u.shape[2] + v.shape[2]))).long().clamp(max=_most_blocks(config, u, v))
     num_blocks = max(1, int(num_live.max()))
     return Blocks.full(_as_blocks(u, num_blocks, r), _as_blocks(v, num_blocks, r), num_live)
 
 
 def _triangular_blocks(config: GaudiConfig, u: Tensor, v: Tensor, budget: Tensor) -> Blocks:
     """A truncated SVD of higher rank, which the zeros of its triangular factors pay for."""
-    shape = (u.shape[2], v.shape[2])
-    ranks = [triangular_rank(b, shape, config.block_rank, config.align) for b in budget.tolist()]
+    shape, most = (u.shape[2], v.shape[2]), _most_blocks(config, u, v) * config.block_rank
+    ranks = [min(most, triangular_rank(b, shape, config.block_rank, config.align)) for b in budget.tolist()]
     rank = torch.tensor(ranks, device=u.device)
     keep = (torch.arange(u.shape[1], device=u.device) < rank[:, None])[:, :, None]
     product = (u * keep).double().mT @ v.double()
@@ -114,12 +118,19 @@ def _triangular_blocks(config: GaudiConfig, u: Tensor, v: Tensor, budget: Tensor
 
 
 def _best(weight: Tensor, gram: Tensor | None, candidates: list[Blocks], budget: Tensor) -> Blocks:
-    """For each matrix the candidate of the lowest error among those within the budget; the SVD always is."""
+    """For each matrix the candidate of the lowest error, among those within the budget and of sound factors.
+
+    The first, the SVD, always is. Blocks that are much larger than the weight and cancel each other would be right in
+    float32, but lost in bfloat16 and hard to train on.
+    """
     num_blocks = max(blocks.u.shape[1] for blocks in candidates)
     best, lowest = candidates[0].padded(num_blocks), torch.full_like(budget, torch.inf, dtype=torch.float64)
-    for blocks in candidates:
+    size = weight.square().sum((1, 2)).clamp(min=1e-30)
+    for i, blocks in enumerate(candidates):
         error = squared_error(weight - blocks.product(), gram)
-        error = torch.where(blocks.cost() <= budget, error, torch.inf)
+        growth = (blocks.u.square().sum(3) * blocks.v.square().sum(3)).sum((1, 2)) / size
+        allowed = (blocks.cost() <= budget) & ((growth <= _MAX_GROWTH**2) | (i == 0))
+        error = torch.where(allowed, error, torch.inf)
         best = blocks.padded(num_blocks).where(error < lowest, best)
         lowest = torch.minimum(error, lowest)
     return best
