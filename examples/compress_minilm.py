@@ -112,6 +112,7 @@ def compare_on_task(
                     "spearman": round(spearman_on(encoder, model, test), 4),
                     "mean_error": round(report.mean_error or 0.0, 4),
                     "seconds": round(seconds, 1),
+                    "commit": result["commit"],
                 }
                 result["rows"].append(row)
                 save_result(out, result)
@@ -220,10 +221,8 @@ def read_columns(folder: Path, split: str) -> dict[str, list[Any]]:
 def load_result(file: Path, device: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"rows": []}
     gpu = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
-    try:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    except OSError:
-        commit = ""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = os.environ.get("GBLR_COMMIT") or subprocess.run(git, capture_output=True, text=True).stdout.strip()
     command = "python examples/compress_minilm.py --model DIR --data DIR"
     meta = {"command": command, "device": gpu, "torch": torch.__version__, "commit": commit, "seed": 0}
     return {**meta, **{k: v for k, v in found.items() if k not in meta}}
