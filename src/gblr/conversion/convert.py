@@ -164,7 +164,7 @@ def _fit(config: Config, jobs: Sequence[Job]) -> None:
                 gram = prepare_gram(torch.stack([job.gram.to(weight.device) for job in piece])).float()  # type: ignore
             budget = torch.tensor([job.budget for job in piece], device=weight.device)
             with few_threads(weight):
-                matrices = fit_batch(config, weight, gram, budget, tick)
+                matrices = fit_batch(config.for_dtype(piece[0].weight.dtype), weight, gram, budget, tick)
             error = squared_error(torch.stack([m.to_dense() for m in matrices]) - weight, gram)
             relative = (error / squared_error(weight, gram).clamp(min=1e-30)).sqrt()
             seconds = (time.perf_counter() - begin) / len(piece)
@@ -177,7 +177,8 @@ def _fit(config: Config, jobs: Sequence[Job]) -> None:
 def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
-        groups.setdefault((job.weight.shape, job.weight.device, job.gram is None), []).append(job)
+        key = (job.weight.shape, job.weight.dtype, job.weight.device, job.gram is None)
+        groups.setdefault(key, []).append(job)
     return list(groups.values())
 
 

@@ -1,7 +1,9 @@
 """What a dense weight becomes. A config says what; `gblr.fit` and `gblr.convert_` do it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import torch
 
 Allocation = Literal["uniform", "global"]
 
@@ -16,6 +18,10 @@ class Config:
 
     relative_cost: float
     allocation: Allocation = "uniform"
+
+    def for_dtype(self, dtype: torch.dtype) -> "Config":
+        """The config for weights that will be stored in that dtype."""
+        return self
 
     def __post_init__(self) -> None:
         if not 0 < self.relative_cost <= 1:
@@ -88,6 +94,8 @@ class BlastConfig(Config):
         check_at_least(0, steps=self.steps)
 
 
+_ROUNDING_SHARE = 0.05  # relative error that rounding the factors may cause
+
 GaudiInit = Literal["correlation", "low_rank", "full", "scratch"]
 Refinement = Literal["descent", "gradient", "none"]
 
@@ -100,7 +108,9 @@ class GaudiConfig(Config):
     `threshold_ratio` (tau over the maximum), `"low_rank"` the truncated SVD, `"full"` blocks of full width at random
     places, `"scratch"` ignores the weight. `refine` says how they go on from there: `"descent"` updates one block at a
     time by its best interval, exactly; `"gradient"` is the paper's refinement, AdamW on Gaudi masks and a projection on
-    the budget; `"none"` keeps the start. `steps` counts sweeps over all blocks, or gradient steps.
+    the budget; `"none"` keeps the start. `max_growth` refuses factors that are together larger than that many times the
+    weight and cancel: their rounding would show. It is lowered for half-precision weights. `steps` counts sweeps over
+    all blocks, or gradient steps.
     """
 
     block_rank: int = 1
@@ -112,6 +122,11 @@ class GaudiConfig(Config):
     smoothing_std: float = 30.0
     threshold_ratio: float = 0.9
     rounding: bool = True
+    max_growth: float = 300.0
+
+    def for_dtype(self, dtype: torch.dtype) -> "GaudiConfig":
+        """With `max_growth` lowered to what numbers of that precision can hold."""
+        return replace(self, max_growth=min(self.max_growth, _ROUNDING_SHARE / torch.finfo(dtype).eps))
 
     def __post_init__(self) -> None:
         super().__post_init__()

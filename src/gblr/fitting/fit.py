@@ -53,7 +53,7 @@ def fit(
     batch = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))[None]
     grams = None if gram is None else prepare_gram(gram.detach().to(batch)[None])
     with few_threads(batch):
-        (matrix,) = fit_batch(config, batch, grams, budget)
+        (matrix,) = fit_batch(config.for_dtype(weight.dtype), batch, grams, budget)
     return matrix.to(weight.dtype)
 
 

@@ -17,7 +17,6 @@ from gblr.matrices.base import StructuredMatrix
 
 _SWEEPS = 12  # 24 gain another 0.6 % of error on MiniLM for twice the time
 _GRADIENT_STEPS = 300
-_MAX_GROWTH = 30.0  # size of all components together over that of the weight; 1 for the SVD, 6500 seen at rank 16
 # The SVD start has this many times the rank that the budget affords: blocks shrink, so more of them fit.
 _EXTRA_RANK = 2.0
 
@@ -57,7 +56,7 @@ def _(
     candidates = [_svd_blocks(config, u, v, budget), blocks]
     if config.refine == "descent" and all(n % config.align == 0 for n in weight.shape[1:]):
         candidates.append(_triangular_blocks(config, u, v, budget))
-    blocks = _best(weight, gram, candidates, budget)
+    blocks = _best(weight, gram, candidates, budget, config.max_growth)
     blocks.u, blocks.v = balance(blocks.u, blocks.v)
     return list(blocks.to_matrices())
 
@@ -117,7 +116,7 @@ def _triangular_blocks(config: GaudiConfig, u: Tensor, v: Tensor, budget: Tensor
     return Blocks(blocks.u.to(u.dtype), blocks.v.to(v.dtype), **blocks.intervals())
 
 
-def _best(weight: Tensor, gram: Tensor | None, candidates: list[Blocks], budget: Tensor) -> Blocks:
+def _best(weight: Tensor, gram: Tensor | None, candidates: list[Blocks], budget: Tensor, max_growth: float) -> Blocks:
     """For each matrix the candidate of the lowest error, among those within the budget and of sound factors.
 
     The first, the SVD, always is. Blocks that are much larger than the weight and cancel each other would be right in
@@ -129,7 +128,7 @@ def _best(weight: Tensor, gram: Tensor | None, candidates: list[Blocks], budget:
     for i, blocks in enumerate(candidates):
         error = squared_error(weight - blocks.product(), gram)
         growth = (blocks.u.square().sum(3) * blocks.v.square().sum(3)).sum((1, 2)) / size
-        allowed = (blocks.cost() <= budget) & ((growth <= _MAX_GROWTH**2) | (i == 0))
+        allowed = (blocks.cost() <= budget) & ((growth <= max_growth**2) | (i == 0))
         error = torch.where(allowed, error, torch.inf)
         best = blocks.padded(num_blocks).where(error < lowest, best)
         lowest = torch.minimum(error, lowest)
