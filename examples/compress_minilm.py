@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from transformers import AutoModel, AutoTokenizer
 
@@ -56,12 +57,16 @@ ENCODER = gblr.linear_layers(include=("encoder",))
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="directory of all-MiniLM-L6-v2")
+    parser.add_argument("--model", type=Path, help="directory of all-MiniLM-L6-v2")
     parser.add_argument("--data", type=Path, default=os.environ.get("GBLR_DATA"), help="directory with stsb/ and imdb/")
     parser.add_argument("--out", type=Path, default=Path("runs/minilm"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--redraw", type=Path, metavar="JSON", help="draw the picture of a stored result and stop")
     parser.add_argument("--smoke", action="store_true", help="one cost, two methods, a part of the data")
     args = parser.parse_args()
+    if args.redraw:
+        draw(args.redraw, args.redraw.with_suffix(".png"))
+        return 0
     for name, folder in (("--model", args.model), ("--data", args.data)):
         if folder is None or not Path(folder).is_dir():
             parser.error(f"{name} must be an existing directory; got {folder}. See the top of this file.")
@@ -74,7 +79,32 @@ def main() -> int:
     costs, methods = (COSTS, list(METHODS)) if not args.smoke else ((0.5,), ["GBLR", "low rank global"])
     compare_on_task(encoder, test, texts, costs, methods, args.out / "minilm-stsb.json", args.device)
     compare_fits(encoder, texts, args.out / "fit.json", args.device, args.smoke)
+    draw(args.out / "minilm-stsb.json", args.out / "minilm-stsb.png")
     return 0
+
+
+def draw(results: Path, picture: Path) -> None:
+    """Spearman against the cost reached, one panel per kind of calibration."""
+    result = json.loads(results.read_text())
+    kinds = [kind for kind in ("none", "imdb", "stsb") if any(row["calibration"] == kind for row in result["rows"])]
+    figure, axes = plt.subplots(1, len(kinds), figsize=(4 * len(kinds), 3.6), sharey=True, squeeze=False)
+    styles = ["o-", "s-", "D-", "o--", "s--", "^:", "v:", "<:"]
+    for panel, kind in zip(axes[0], kinds, strict=True):
+        for method, style in zip(METHODS, styles, strict=True):
+            rows = sorted(
+                (row["relative_cost"], row["spearman"])
+                for row in result["rows"]
+                if (row["method"], row["calibration"]) == (method, kind)
+            )
+            if rows:
+                panel.plot(*zip(*rows, strict=True), style, label=method, markersize=5)
+        panel.axhline(result["dense_spearman"], color="black", linewidth=0.8)
+        panel.set(title=f"calibration: {kind}", xlabel="cost of the converted layers")
+        panel.grid(alpha=0.3)
+    axes[0][0].set_ylabel("Spearman on STS-B test (line: dense)")
+    axes[0][-1].legend(fontsize=7)
+    figure.savefig(picture, dpi=90, bbox_inches="tight")
+    print(f"picture: {picture}")
 
 
 def compare_on_task(

@@ -42,7 +42,7 @@ def test_content_on_a_given_interval_is_the_least_squares_solution(length, rank,
 @given(st.integers(2, 9), st.integers(1, 3), st.integers(0, 99), st.sampled_from([0.0, 0.05, 0.5, 5.0]))
 def test_the_chosen_interval_is_the_best_of_all(length, rank, seed, price):
     target, gram = case(length, rank, seed)
-    content, start, size = GramMetric(gram).project(target, torch.full((2,), price, dtype=torch.float64), align=1)
+    content, start, size, _ = GramMetric(gram).project(target, torch.full((2,), price, dtype=torch.float64), align=1)
     for i in range(2):
         best = min(
             leftover(target[i], best_content(target[i], gram[i], s, w), gram[i]) + price * w
@@ -58,7 +58,7 @@ def test_the_chosen_interval_is_the_best_of_all(length, rank, seed, price):
 @given(st.sampled_from([8, 12, 10, 13]), st.integers(0, 99), st.sampled_from([0.0, 0.05, 0.5]))
 def test_aligned_intervals_start_and_end_on_multiples_or_take_all(length, seed, price):
     target, gram = case(length, 2, seed)
-    content, start, size = GramMetric(gram, align=4).project(target, torch.full((2,), price, dtype=torch.float64), 4)
+    content, start, size, _ = GramMetric(gram, align=4).project(target, torch.full((2,), price, dtype=torch.float64), 4)
     for i in range(2):
         s, w = int(start[i]), int(size[i])
         assert s % 4 == 0 and (w % 4 == 0 or w == length)

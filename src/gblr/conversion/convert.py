@@ -104,13 +104,19 @@ def _choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[So
         if not where(module, name):
             continue
         if reason := reason_against(model, name, module, uses):
-            shape = tuple(getattr(getattr(module, "weight", None), "shape", (0, 0)))
-            skipped.append(Row(name, (shape[0], shape[-1]), f"skipped: {reason}", converted=False))
+            skipped.append(Row(name, _matrix_shape(module), f"skipped: {reason}", converted=False))
         else:
             sources.append(read_source(model, name, module, split_fused))
     if not sources:
         raise ValueError(_nothing_chosen(where, names, skipped))
     return sources, skipped
+
+
+def _matrix_shape(module: nn.Module) -> tuple[int, int]:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() == 0:
+        return 0, 0
+    return weight.shape[0], weight.numel() // max(1, weight.shape[0])
 
 
 def _nothing_chosen(where: Filter, names: Sequence[str], skipped: Sequence[Row]) -> str:

@@ -57,10 +57,7 @@ def linear_layers(include: Iterable[str] = (), exclude: Iterable[str] = ()) -> N
 
 
 def conv_layers(include: Iterable[str] = (), exclude: Iterable[str] = ()) -> NameFilter:
-    """Every `nn.Conv2d`; combine it with linear layers by `lambda m, n: linear_layers()(m, n) or conv_layers()(m,
-
-    n)`.
-    """
+    """Every `nn.Conv2d`. For both kinds: `lambda m, n: linear_layers()(m, n) or conv_layers()(m, n)`."""
     return NameFilter(is_conv, "convolution", _patterns("include", include), _patterns("exclude", exclude))
 
 
@@ -70,7 +67,6 @@ def is_linear(module: nn.Module) -> bool:
 
 def is_conv1d(module: nn.Module) -> bool:
     """transformers' Conv1D, a linear layer that stores its weight as in x out; known by its shape, without the
-
     import.
     """
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import overload
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 
 @dataclass(frozen=True)
 class Row:
-    """One matrix: `error` is relative to the dense weight (weighted by inputs if calibrated), None where nothing was
+    """One matrix. `error` is relative to the dense weight, weighted by inputs if calibrated; None where nothing was
 
     fitted.
     """
@@ -31,7 +32,7 @@ class Row:
 
 
 class Report(Sequence[str]):
-    """A sequence of the converted layers' names; prints as a table; `rows` has one entry per matrix, skipped ones
+    """A sequence of the converted layers' names that prints as a table; `rows` has one entry per matrix, skipped
 
     too.
     """
@@ -58,7 +59,6 @@ class Report(Sequence[str]):
     @property
     def relative_cost(self) -> float:
         """Of the converted layers; each counted once, whatever number of positions it sees (`gblr.cost` weighs
-
         them).
         """
         done = [row for row in self.rows if row.converted]
@@ -87,7 +87,8 @@ class Report(Sequence[str]):
         for row in self.rows:
             error = "" if row.error is None else f"{row.error:.4f}"
             cost, seconds = (f"{row.relative_cost:.3f}", f"{row.seconds:.2f}") if row.converted else ("", "")
-            table.add_row(row.layer, f"{row.shape[0]} x {row.shape[1]}", row.what, error, cost, seconds)
+            layer, what = escape(row.layer), escape(row.what)  # "c_attn[q]" is a name, not markup
+            table.add_row(layer, f"{row.shape[0]} x {row.shape[1]}", what, error, cost, seconds)
         error = "" if self.mean_error is None else f"{self.mean_error:.4f}"
         total = f"{len(self)} layers converted"
         table.add_section()

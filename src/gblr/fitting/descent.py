@@ -146,7 +146,6 @@ def _factor(a: Float[Tensor, "b r n"], b: Float[Tensor, "b r n"]) -> Float[Tenso
 
 def _divide(factor: Float[Tensor, "b r r"], x: Float[Tensor, "b r n"], transposed: bool = False) -> Tensor:
     """factor^-1 x, or factor^-T x, for a lower triangular factor; no LAPACK for rank 1, where a call costs most of
-
     it.
     """
     if factor.shape[1] == 1:
@@ -156,7 +155,6 @@ def _divide(factor: Float[Tensor, "b r r"], x: Float[Tensor, "b r n"], transpose
 
 def _seed_dead(blocks: Blocks, residual: Tensor) -> None:
     """Points the rows of dead blocks at the rows that are explained worst, each block at others, so that they can
-
     live.
     """
     dead = ~blocks.live  # (b, k)

@@ -22,9 +22,9 @@ def fit_batch(
     budget: Float[Tensor, " b"],
     tick: Tick = lambda: None,
 ) -> list[StructuredMatrix]:
-    """Fits a batch of equal shape; matrix i costs at most `budget[i]` multiplications. `gram` is ready to be
+    """Fits a batch of equal shape; matrix i costs at most `budget[i]` multiplications. `gram` can be factored as it
 
-    factored.
+    is.
     """
     raise TypeError(f"no fit is known for {type(config).__name__}; register one with `fit_batch.register`.")
 
@@ -77,7 +77,6 @@ _SMALL = 1 << 20  # numbers in a batch of weights
 @contextmanager
 def few_threads(weight: Tensor) -> Iterator[None]:
     """One CPU thread for small weights: a fit is thousands of small steps, and waking other threads costs more than
-
     each.
     """
     threads = torch.get_num_threads()
@@ -96,7 +95,6 @@ _DAMPING = 1e-2  # of the mean diagonal: the calibration sample is finite, and a
 
 def prepare_gram(gram: Float[Tensor, "b in in"]) -> Float[Tensor, "b in in"]:
     """Scaled to a mean diagonal of 1 and damped, so that it can be factored; a zero Gram (unused layer) becomes
-
     plain.
     """
     scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]

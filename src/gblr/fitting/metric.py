@@ -19,7 +19,6 @@ _LONG_AXIS = 1024  # above it half as many: the factors take starts * length^2 n
 
 class Projection(NamedTuple):
     """The best content on an interval; `worth` is what each column adds to it, after those before it in the
-
     interval.
     """
 
