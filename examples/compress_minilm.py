@@ -62,6 +62,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/minilm"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--redraw", type=Path, metavar="JSON", help="draw the picture of a stored result and stop")
+    parser.add_argument("--fits", nargs="+", metavar="NAME", help="only the fits of these names, without calibration")
     parser.add_argument("--smoke", action="store_true", help="one cost, two methods, a part of the data")
     args = parser.parse_args()
     if args.redraw:
@@ -72,13 +73,19 @@ def main() -> int:
             parser.error(f"{name} must be an existing directory; got {folder}. See the top of this file.")
     args.out.mkdir(parents=True, exist_ok=True)
     encoder = Encoder(args.model, args.device)
+    if args.fits:
+        if unknown := set(args.fits) - set(FIT_METHODS):
+            parser.error(f"--fits must name some of {list(FIT_METHODS)}; got {sorted(unknown)}.")
+        compare_fits(encoder, {"none": None}, args.out / "fit.json", args.device, args.fits)
+        return 0
     test = read_columns(Path(args.data) / "stsb", "test")
     if args.smoke:
         test = {name: values[:200] for name, values in test.items()}
     texts = {"none": None, **calibration_texts(Path(args.data))}
     costs, methods = (COSTS, list(METHODS)) if not args.smoke else ((0.5,), ["GBLR", "low rank global"])
     compare_on_task(encoder, test, texts, costs, methods, args.out / "minilm-stsb.json", args.device)
-    compare_fits(encoder, texts, args.out / "fit.json", args.device, args.smoke)
+    kinds = {kind: texts[kind] for kind in ("none", "stsb")}
+    compare_fits(encoder, kinds, args.out / "fit.json", args.device, list(FIT_METHODS)[: 2 if args.smoke else None])
     draw(args.out / "minilm-stsb.json", args.out / "minilm-stsb.png")
     return 0
 
@@ -149,18 +156,18 @@ def compare_on_task(
                 print(row, flush=True)
 
 
-def compare_fits(encoder: "Encoder", texts: dict[str, Any], out: Path, device: str, smoke: bool) -> None:
+def compare_fits(encoder: "Encoder", texts: dict[str, Any], out: Path, device: str, names: list[str]) -> None:
     """Mean relative error over the 36 matrices at cost 0.3: what the format and the algorithm give, before any task."""
     result = load_result(out, device)
-    for calibration in ("none", "stsb"):
-        batches = None if texts[calibration] is None else encoder.batches(texts[calibration])
-        svd_error = None
-        for name, make in list(FIT_METHODS.items())[: 2 if smoke else None]:
-            config = make()
+    for calibration, sentences in texts.items():
+        batches = None if sentences is None else encoder.batches(sentences)
+        low_rank = FIT_METHODS["low rank"]()
+        svd_error = gblr.convert_(copy.deepcopy(encoder.model), low_rank, ENCODER, calibration=batches).mean_error
+        for name in names:
+            config = FIT_METHODS[name]()
             begin = time.perf_counter()
             report = gblr.convert_(copy.deepcopy(encoder.model), config, ENCODER, calibration=batches)
             error = report.mean_error or 0.0
-            svd_error = svd_error or error
             row = {
                 "method": name,
                 "init": getattr(config, "init", ""),
