@@ -16,6 +16,7 @@ import copy
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -261,6 +262,8 @@ def load_result(file: Path, device: str) -> dict[str, Any]:
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = os.environ.get("GBLR_COMMIT") or subprocess.run(git, capture_output=True, text=True).stdout.strip()
     command = "python examples/compress_minilm.py --model DIR --data DIR"
+    if "--fits" in sys.argv:
+        command += " " + shlex.join(sys.argv[sys.argv.index("--fits") :])
     meta = {"command": command, "device": gpu, "torch": torch.__version__, "commit": commit, "seed": 0}
     return {**meta, **{k: v for k, v in found.items() if k not in meta}}
 
