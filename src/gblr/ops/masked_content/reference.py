@@ -24,7 +24,7 @@ def forward(content: Tensor, width: Tensor, location: Tensor, table: Tensor) -> 
     out = torch.empty(content.shape, dtype=content.dtype, device=content.device)
     if not content.numel():
         return out  # no FFT of nothing
-    size = _chunk_size(content)
+    size = _chunk_size(content, table)
     rows = _rows(table, width, location, content.shape[-1], size)
     for i, (o, c) in enumerate(zip(out.split(size), content.split(size), strict=True)):
         torch.mul(c, rows.mask(i).unsqueeze(1), out=o)
@@ -45,7 +45,7 @@ def backward(
     at_rise, at_fall = (table.new_zeros(width.shape if need_structure else (0,)) for _ in range(2))
     if not content.numel():
         return grad_content, at_fall.to(width.dtype), at_rise.to(width.dtype)
-    size = _chunk_size(content)
+    size = _chunk_size(content, table)
     rows = _rows(table, width, location, content.shape[-1], size)
     for i, (g, c) in enumerate(zip(grad.split(size), content.split(size), strict=True)):
         blocks = slice(i * size, i * size + len(g))
@@ -66,8 +66,10 @@ def _rank_dot(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-def _chunk_size(content: Tensor) -> int:
-    return max(1, -(-len(content) // _NUM_CHUNKS))
+def _chunk_size(content: Tensor, table: Tensor) -> int:
+    # a spectrum is complex and has several at work at once: half the size keeps their sum below one mask too
+    num_chunks = _NUM_CHUNKS if table.dim() == 2 else 2 * _NUM_CHUNKS
+    return max(1, -(-len(content) // num_chunks))
 
 
 class Rows(Protocol):
