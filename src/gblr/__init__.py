@@ -25,12 +25,17 @@ from gblr.matrices.structure import Structure, interpolate
 from gblr.ops.masked_content import masked_content
 from gblr.ops.masks import boxcar_mask, gaudi_mask, round_ste
 from gblr.ops.prox import soft_shrink
+from gblr.training.budget import Budget
+from gblr.training.learner import StructureLearner
+from gblr.training.param_groups import param_groups
+from gblr.training.schedules import SigmaSchedule
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BlastConfig",
     "BlastMatrix",
+    "Budget",
     "GBLRMatrix",
     "GaudiConfig",
     "GaudiConv2d",
@@ -42,7 +47,9 @@ __all__ = [
     "PackedGBLR",
     "PixelflyConfig",
     "PixelflyMatrix",
+    "SigmaSchedule",
     "Structure",
+    "StructureLearner",
     "StructuredConv2d",
     "StructuredLinear",
     "boxcar_mask",
@@ -59,6 +66,7 @@ __all__ = [
     "linear_layers",
     "load_",
     "masked_content",
+    "param_groups",
     "round_ste",
     "save_pretrained",
     "soft_shrink",

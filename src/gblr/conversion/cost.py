@@ -186,7 +186,7 @@ def cost(model: nn.Module, *example_inputs: Any, batch_size: int | None = None, 
     24
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    layers = {name: module for name, module in model.named_modules() if _is_counted(module)}
+    layers = {name: module for name, module in model.named_modules() if is_counted(module)}
     run: Measurement | None = None
     if example_inputs or kwargs:
         run = measure(model, layers, example_inputs, kwargs, batch_size)
@@ -200,7 +200,7 @@ def cost(model: nn.Module, *example_inputs: Any, batch_size: int | None = None, 
         _layer_cost(name, module, parts.get(name, 1), run.positions.get(name, 0) / run.batch_size if run else 1)
         for name, module in layers.items()
     ]
-    inside = {id(p) for module in layers.values() if _is_converted(module) for p in module.parameters()}
+    inside = {id(p) for module in layers.values() if is_converted(module) for p in module.parameters()}
     rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
     if run is None:
         return Cost(tuple(rows), 0, 0, rest, None)
@@ -208,20 +208,20 @@ def cost(model: nn.Module, *example_inputs: Any, batch_size: int | None = None, 
     return Cost(tuple(rows), attention, other, rest, run.batch_size)
 
 
-def _is_converted(module: nn.Module) -> bool:
+def is_converted(module: nn.Module) -> bool:
     return isinstance(module, (GaudiModule, MatrixModule))
 
 
-def _is_counted(module: nn.Module) -> bool:
+def is_counted(module: nn.Module) -> bool:
     is_conv1d = any(base.__name__ == "Conv1D" for base in type(module).__mro__) and hasattr(module, "nf")
     dense = isinstance(module, (nn.Linear, *CONVOLUTIONS)) or is_conv1d  # Conv1D: transformers' linear layer
-    return dense or _is_converted(module)
+    return dense or is_converted(module)
 
 
 def _layer_cost(name: str, module: Any, num_parts: int, positions: float) -> LayerCost:
     label = layer_type(name, module, num_parts)
     bias = 0 if module.bias is None else module.bias.numel()
-    if not _is_converted(module):
+    if not is_converted(module):
         size = module.weight.numel()  # also for groups: each output sees in_channels / groups
         params = size + bias
         return LayerCost(name, label, _dense_form(module), False, positions, size, size, params, params)

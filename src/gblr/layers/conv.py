@@ -130,9 +130,13 @@ class GaudiConv2d(GaudiModule):
         u, v = self.flat_factors()
         stride = self.geometry.stride
         if self.composes(x.numel() // (self.geometry.in_channels * stride[0] * stride[1])):
-            return self.geometry.convolve(x, self.geometry.weight(u.T @ v), self.bias)
-        z = self.geometry.convolve(x, self.geometry.weight(v), None)
-        return nn.functional.conv2d(z, u.T[:, :, None, None], self.bias)
+            y = self.geometry.convolve(x, self.geometry.weight(u.T @ v), self.bias)
+        else:
+            z = self.geometry.convolve(x, self.geometry.weight(v), None)
+            y = nn.functional.conv2d(z, u.T[:, :, None, None], self.bias)
+        if self.training:
+            self.num_positions = y.numel() // self.out_features
+        return y
 
     def to_dense_layer(self) -> nn.Conv2d:
         """The same layer, as it is now, as a plain `nn.Conv2d`."""

@@ -32,6 +32,7 @@ class GaudiModule(nn.Module):
     _row_table: Tensor
     _col_table: Tensor
     bias: nn.Parameter | None
+    num_positions = 1  # input vectors of the last forward in training; cost weighs layers by it
 
     def __init__(
         self,
@@ -282,7 +283,10 @@ class GaudiLinear(GaudiModule):
     def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
         """W x + bias, by composing W or by chaining the factors, whichever takes fewer multiplications for this x."""
         u, v = self.flat_factors()
-        y = nn.functional.linear(x, u.T @ v) if self.composes(x.numel() // self.in_features) else (x @ v.T) @ u
+        positions = x.numel() // self.in_features
+        if self.training:
+            self.num_positions = positions
+        y = nn.functional.linear(x, u.T @ v) if self.composes(positions) else (x @ v.T) @ u
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def to_dense_layer(self) -> nn.Linear:

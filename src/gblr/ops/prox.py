@@ -1,5 +1,7 @@
 """The proximal operator of the widths' l1 norm (paper Eq. 9)."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -28,3 +30,30 @@ def soft_shrink(x: Float[Tensor, "*k"], threshold: float | Float[Tensor, "*#k"])
     if bad:
         raise ValueError(f"`threshold` must be 0 or above, without NaN; got {threshold}.")
     return torch.clamp(x - threshold, min=0)
+
+
+_GRID = 8  # thresholds tried at once
+_ROUNDS = 8  # each narrows the bracket by _GRID: 8^8 = 2^24, the precision of float32
+
+
+def budget_threshold(
+    width: Float[Tensor, "*s"],
+    weight: Float[Tensor, "*s"],
+    cost: Callable[[Tensor], Tensor],
+    budget: Float[Tensor, ""],
+) -> Float[Tensor, ""]:
+    """The smallest threshold at which `width`, soft-shrunk by threshold * weight, costs at most `budget`.
+
+    `cost` takes a stack of candidates, (g, *s) to (g,), and must not rise when a width falls; steps, as rounding makes
+    them, are fine. Nothing waits for the device. Where even widths of 0 cost more, all of them end at 0.
+    """
+    view = (-1, *(1,) * width.dim())
+    high = (width / torch.where(weight > 0, weight, torch.inf)).amax() * (1 + 1e-6)
+    low = torch.zeros_like(high)
+    share = torch.arange(1, _GRID + 1, device=width.device, dtype=width.dtype) / _GRID
+    for _ in range(_ROUNDS):
+        grid = torch.where(share < 1, low + (high - low) * share, high)
+        fits = cost((width - grid.view(view) * weight).clamp(min=0)) <= budget
+        first = (_GRID - fits.sum()).clamp(max=_GRID - 1)  # the first that fits: all after it do
+        low, high = torch.cat([low[None], grid]).index_select(0, torch.stack([first, first + 1])).unbind()
+    return torch.where(cost(width[None])[0] <= budget, 0.0, high)

@@ -59,9 +59,20 @@ def _cached_spectrum(length: int, sigma: float, dtype: torch.dtype, device: torc
     return torch.view_as_real(_build_spectrum(length, sigma)).to(device=device, dtype=dtype)
 
 
-def _build_spectrum(length: int, sigma: float) -> Tensor:
-    """c_k = g(k) exp(i pi k / n) / (2i sin(pi k / n)) and 2 pi i k / n * c_k, with c_0 = 0; float64 on the CPU."""
-    k = torch.arange(1, length // 2 + 1, dtype=torch.float64, device="cpu")
+def step_table_at(length: int, sigma: Float[Tensor, ""]) -> Float[Tensor, "2 three_length"]:
+    """`step_table` in float64 for a sigma that is a tensor: built where it is, without waiting for its value."""
+    return _build_table(length, sigma)
+
+
+def step_spectrum_at(length: int, sigma: Float[Tensor, ""]) -> Float[Tensor, "2 freqs 2"]:
+    """`step_spectrum` in float64, likewise."""
+    return torch.view_as_real(_build_spectrum(length, sigma))
+
+
+def _build_spectrum(length: int, sigma: float | Tensor) -> Tensor:
+    """c_k = g(k) exp(i pi k / n) / (2i sin(pi k / n)) and 2 pi i k / n * c_k, with c_0 = 0; float64."""
+    device = sigma.device if isinstance(sigma, Tensor) else "cpu"
+    k = torch.arange(1, length // 2 + 1, dtype=torch.float64, device=device)
     smoothing = torch.exp(-0.5 * (k / sigma) ** 2)
     phase = math.pi * k / length
     value = torch.polar(smoothing / (2 * torch.sin(phase)), phase - math.pi / 2)
@@ -69,12 +80,16 @@ def _build_spectrum(length: int, sigma: float) -> Tensor:
     return torch.nn.functional.pad(torch.stack([value, slope]), (1, 0))
 
 
-def _build_table(length: int, sigma: float) -> Tensor:
+def _build_table(length: int, sigma: float | Tensor) -> Tensor:
     periodic, slope = torch.fft.irfft(_build_spectrum(length, sigma), n=length)  # (length,) each
-    x = torch.arange(length, dtype=torch.float64, device="cpu") + 0.5
+    x = torch.arange(length, dtype=torch.float64, device=periodic.device) + 0.5
     # Without smoothing S is the plain staircase; the sum above says so only up to rounding, and boxcars should be
     # exact.
-    centred = torch.zeros_like(x) if math.isinf(sigma) else periodic + x / length - 0.5
+    smooth = periodic + x / length - 0.5
+    if isinstance(sigma, Tensor):
+        centred = torch.where(sigma.isinf(), 0.0, smooth)
+    else:
+        centred = torch.zeros_like(x) if math.isinf(sigma) else smooth
     return torch.stack([torch.cat([centred - 2, centred - 1, centred]), (slope + 1 / length).repeat(3)])
 
 

@@ -1,0 +1,319 @@
+"""Algorithm 1 inside `optimizer.step()`: after every real step widths shrink to the budget and sigma moves on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gblr.layers.gaudi import GaudiModule
+from gblr.ops.prox import budget_threshold
+from gblr.ops.step import step_spectrum_at, step_table_at
+from gblr.training.budget import Budget
+from gblr.training.prices import Prices, count_rest, mults_price, unit_prices
+from gblr.training.schedules import SigmaSchedule, fall
+from gblr.training.widths import Widths
+
+Callback = Callable[[dict[str, float]], None]
+_STATE_KEY = "gblr_learner"
+
+
+class StructureLearner:
+    """Hangs on `optimizer` and makes any training loop learn structure: two lines, and the budget is met.
+
+    After each *real* optimizer step (not after a micro-batch, nor after one that a GradScaler skipped) widths are
+    shrunk to the budget, locations wrapped and sigma advanced; over `total_steps` such steps the budget falls and the
+    masks sharpen. The hardened model never costs more than the budget from the share `budget.end` of the steps on.
+
+    `optimizer` is the one that holds the widths, or several of which the last one with widths is stepped last.
+    Layers are weighed by how many positions they see: counted in the first training step, or by running
+    `example_inputs` (a tuple of arguments, or a dict of keyword arguments) at once. `callback` gets `metrics()` after
+    every `every` steps; reading them waits for the device.
+
+    The state travels in `optimizer.state_dict()`: whatever saves and restores the optimizer resumes the learner too.
+
+    >>> from gblr import GaudiLinear, param_groups
+    >>> model = nn.Sequential(GaudiLinear(16, 16), nn.ReLU(), GaudiLinear(16, 4))
+    >>> optimizer = torch.optim.AdamW(param_groups(model, lr=1e-3))
+    >>> learner = StructureLearner(model, optimizer, Budget(relative_cost=0.25), total_steps=10)
+    >>> for _ in range(10):
+    ...     model(torch.randn(8, 16)).square().mean().backward()
+    ...     optimizer.step()
+    >>> learner.relative_cost <= 0.25
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        budget: Budget,
+        sigma: SigmaSchedule | None = None,
+        total_steps: int = 0,
+        example_inputs: Any = None,
+        callback: Callback | None = None,
+        every: int = 1,
+    ):
+        named = {name: module for name, module in model.named_modules() if isinstance(module, GaudiModule)}
+        if not named:
+            raise ValueError(
+                "the model has no Gaudi layer; convert it first, e.g. `gblr.convert_(model, GaudiConfig(...))`."
+            )
+        if total_steps < 1:
+            raise ValueError(
+                f"`total_steps` must be the number of optimizer steps to come, at least 1; got {total_steps}."
+            )
+        if every < 1:
+            raise ValueError(f"`every` must be at least 1; got {every}.")
+        self.budget, self.sigma, self.total_steps = budget, sigma or SigmaSchedule(), total_steps
+        self.callback, self.every = callback, every
+        self.layers = tuple(named.values())
+        real = [name for name, layer in named.items() if not layer.rounding]
+        if real and self.sigma.final == float("inf"):
+            raise ValueError(
+                f"layers with `rounding=False` cannot be hardened at sigma = inf ({real[0]!r}); use "
+                "`SigmaSchedule(..., sharp=0.0)` with a finite last sigma."
+            )
+        self._rates = WidthRates(_unwrapped(optimizer), named)
+        self.optimizer = self._rates.last_optimizer
+        self._widths = Widths(self.layers, self.sigma.final)
+        device = self._widths.device
+        self._steps = torch.zeros((), dtype=torch.float64, device=device)  # on the device: a captured step counts too
+        self._threshold = torch.zeros((), device=device)
+        self._calls = 0
+        self._rest = count_rest(model, named, budget, example_inputs)
+        self._positions = None if self._rest.positions is None else list(self._rest.positions)
+        self._prices: Prices | None = None
+        self._start: Tensor | None = None
+        if self._positions is not None:
+            self._settle(self._positions)
+        self._set_sigma(force=True)
+        self._handles = self._attach(self.optimizer)
+
+    def _attach(self, optimizer: torch.optim.Optimizer) -> list[Any]:
+        if hasattr(optimizer, "_gblr_learner"):
+            raise ValueError("this optimizer has a StructureLearner already; call its `remove()` first.")
+        optimizer._gblr_learner = self  # type: ignore[attr-defined]
+        return [
+            optimizer.register_step_post_hook(lambda *_: self._after_step()),
+            optimizer.register_state_dict_post_hook(self._save_with),
+            optimizer.register_load_state_dict_pre_hook(self._load_with),
+        ]
+
+    def remove(self) -> None:
+        """Lets go of the optimizer: later steps change neither widths nor sigma."""
+        for handle in self._handles:
+            handle.remove()
+        if self._handles:
+            del self.optimizer._gblr_learner  # type: ignore[attr-defined]
+        self._handles = []
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _after_step(self) -> None:
+        if self._prices is None:
+            self._settle(_agreed([layer.num_positions for layer in self.layers], self._widths.device))
+        # a fused optimizer runs even when a GradScaler found infinities, and skips by this tensor
+        skipped = getattr(self.optimizer, "found_inf", None)
+        done = 1.0 if skipped is None else 1.0 - (skipped > 0).double().reshape(())
+        self._steps += done
+        before = self._widths.read()
+        width = self._shrunk(before.clamp(0, 1))
+        if skipped is not None:
+            width = torch.where(skipped > 0, before, width)
+        self._widths.write(width)
+        self._widths.wrap_locations()
+        self._set_sigma()
+        self._calls += 1
+        if self.callback and self._calls % self.every == 0:
+            self.callback(self.metrics())
+
+    def _shrunk(self, width: Float[Tensor, "2 blocks"]) -> Float[Tensor, "2 blocks"]:
+        """The proximal step (Eq. 9) with the threshold that the budget's method asks for."""
+        prices, widths = self._settled()
+        bound = self._bound()
+        weight = prices.weight * widths.trainable
+        before, shrinkage = width, torch.zeros_like(self._threshold)
+        if self.budget.method == "shrinkage":
+            above = widths.cost(width, prices.budget) > prices.target
+            shrinkage = self.budget.max_shrinkage * above * self._rates.lr(width)
+            width = (width - shrinkage * weight).clamp(min=0)
+            bound = torch.where(self._part >= self.budget.last_share, bound, torch.inf)
+        threshold = budget_threshold(width, weight, lambda w: widths.cost(w, prices.budget), bound)
+        self._threshold.copy_(threshold + shrinkage.amax())
+        return widths.keep_alive((width - threshold * weight).clamp(min=0), before)
+
+    def _bound(self) -> Tensor:
+        """What the widths may cost now, in the budget's unit."""
+        prices, _ = self._settled()
+        assert self._start is not None
+        target = torch.full_like(self._start, prices.target)
+        if self.budget.method == "shrinkage":
+            return target
+        return fall(self._start, target, self._part, self.budget.start, self.budget.last_share, self.budget.shape)
+
+    @property
+    def _part(self) -> Tensor:
+        return (self._steps / self.total_steps).clamp(max=1)
+
+    @torch.no_grad()
+    def _set_sigma(self, force: bool = False) -> None:
+        if self.sigma.is_constant and not force:
+            return
+        sigma = self.sigma.at(self._part)
+        kinds = {(n, layer.rounding) for layer in self.layers for n in layer._axes}
+        tables = {
+            (n, rounding): (step_table_at if rounding else step_spectrum_at)(n, sigma.double()).float()
+            for n, rounding in sorted(kinds)
+        }
+        targets, values = [], []
+        for layer in self.layers:
+            row, col = ((n, layer.rounding) for n in layer._axes)
+            targets += [layer.sigma, layer._row_table, layer._col_table]
+            values += [sigma, tables[row], tables[col]]
+        torch._foreach_copy_(targets, [value.to(target.device) for value, target in zip(values, targets, strict=True)])
+
+    def _settle(self, positions: Sequence[float], start: float | None = None) -> None:
+        """Positions are known: now layers can be weighed against each other."""
+        self._positions = list(positions)
+        self._prices = unit_prices(self.budget, self._widths, self._positions, self._rest)
+        width = self._widths.read().clamp(0, 1)
+        cost = self._widths.cost(width, self._prices.budget)
+        self._start = cost if start is None else torch.full_like(cost, start)
+
+    def _settled(self) -> tuple[Prices, Widths]:
+        assert self._prices is not None
+        return self._prices, self._widths
+
+    # -- what it knows -------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return int(self._steps)
+
+    @property
+    def relative_cost(self) -> float:
+        """Multiplications of the Gaudi layers over those of their dense originals, as hardening will leave them.
+
+        Layers count as often as they are applied; until the first step, without `example_inputs`, all equally.
+        """
+        positions = self._positions or [1.0] * len(self.layers)
+        price = mults_price(self._widths, positions)
+        dense = sum(p * layer.out_features * layer.in_features for p, layer in zip(positions, self.layers, strict=True))
+        return float(self._widths.cost(self._widths.read(), price)) / dense
+
+    def metrics(self) -> dict[str, float]:
+        """Cost, live blocks, mean width (of the axis, over live blocks), sigma, threshold of the last step."""
+        width = self._widths.read()
+        live = self._widths.sizes(width)[0] > 0
+        fractions = (self._widths.rounded(width) / self._widths.length)[:, live]
+        return {
+            "step": self.step,
+            "relative_cost": self.relative_cost,
+            "live_blocks": int(live.sum()),
+            "mean_width": float(fractions.mean()) if fractions.numel() else 0.0,
+            "sigma": float(self.layers[0].sigma),
+            "threshold": float(self._threshold),
+        }
+
+    # -- its state -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers. Widths, locations and sigma are the model's own state."""
+        return {
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "positions": self._positions,
+            "start": None if self._start is None else float(self._start),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        positions = state["positions"]
+        if positions is not None and len(positions) != len(self.layers):
+            raise ValueError(
+                f"the state is of a model with {len(positions)} Gaudi layers; this one has {len(self.layers)}."
+            )
+        if state["total_steps"] != self.total_steps:
+            raise ValueError(
+                f"the state is of a run of {state['total_steps']} steps; this learner was made for {self.total_steps}. "
+                "Schedules would jump: give the same `total_steps`."
+            )
+        self._steps.fill_(state["step"])
+        if positions is not None:
+            self._settle(positions, state["start"])
+        self._set_sigma(force=True)
+
+    def _save_with(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        return state | {_STATE_KEY: self.state_dict()}
+
+    def _load_with(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        if _STATE_KEY in state:
+            self.load_state_dict(state[_STATE_KEY])
+        return {key: value for key, value in state.items() if key != _STATE_KEY}
+
+
+class WidthRates:
+    """The present learning rate of every layer's widths, wherever schedulers and frameworks move it."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], named: Mapping[str, GaudiModule]):
+        # by place, not by object: restoring an optimizer replaces its groups
+        places = {
+            id(p): (optimizer, index)
+            for optimizer in optimizers
+            for index, group in enumerate(optimizer.param_groups)
+            for p in group["params"]
+        }
+        missing = [
+            name
+            for name, layer in named.items()
+            if layer.width_frac.requires_grad and id(layer.width_frac) not in places
+        ]
+        if missing:
+            raise ValueError(
+                f"the optimizer does not hold the widths of {len(missing)} layers, {missing[0]!r} first; build it from "
+                "`gblr.param_groups(model, ...)`, after sharding if the model is sharded, or freeze those layers."
+            )
+        self._places = [places.get(id(layer.width_frac)) for layer in named.values()]
+        self._num_blocks = [layer.num_blocks for layer in named.values()]
+        owners = [place[0] for place in self._places if place]
+        if not owners:
+            raise ValueError("all widths are frozen: there is no structure to learn.")
+        self.last_optimizer = next(o for o in reversed(optimizers) if any(o is owner for owner in owners))
+
+    def lr(self, like: Float[Tensor, "2 blocks"]) -> Float[Tensor, "*s"]:
+        """A number where all widths share it, else one per block."""
+        rates = [place[0].param_groups[place[1]]["lr"] if place else 0.0 for place in self._places]
+        first = rates[0]
+        if isinstance(first, Tensor) or any(rate is not first and rate != first for rate in rates):
+            parts = [
+                (rate.to(like) if isinstance(rate, Tensor) else torch.full((), rate, device=like.device)).expand(n)
+                for rate, n in zip(rates, self._num_blocks, strict=True)
+            ]
+            return torch.cat(parts)
+        return torch.full((), first, device=like.device)
+
+
+def _unwrapped(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """The optimizers themselves, out of the wrappers of Accelerate or Lightning."""
+    given = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    for i, one in enumerate(given):
+        while not hasattr(one, "param_groups") or hasattr(one, "optimizer"):
+            inner = getattr(one, "optimizer", None)
+            if inner is None:
+                raise TypeError(f"`optimizer` must be a torch optimizer or several; got {type(one).__name__}.")
+            one = inner
+        given[i] = one
+    return given
+
+
+def _agreed(positions: Sequence[int], device: torch.device) -> list[float]:
+    """Summed over all processes: batches may differ, and structure must not."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return [float(p) for p in positions]
+    total = torch.tensor(positions, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return total.tolist()

@@ -1,0 +1,132 @@
+"""All widths of a model as one tensor, and what they cost once hardened."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gblr.layers.gaudi import MASK_THRESHOLD, GaudiModule, covering_interval
+from gblr.ops.step import sliding_rows, step_table
+
+_CHUNK = 1 << 24  # elements of masks at a time
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the rows and columns of each block cost per kept element, and what is paid in any case; in any unit."""
+
+    per_element: Float[Tensor, "2 blocks"]
+    base: float = 0.0
+
+
+class Widths:
+    """The width fractions of all layers side by side, (2, blocks): rows, then columns, as each layer keeps them.
+
+    Counts what hardening at `sigma` will keep: whole elements, multiples of `align`, with soft edges if sigma is
+    finite.
+    """
+
+    def __init__(self, layers: Sequence[GaudiModule], sigma: float):
+        self.layers = tuple(layers)
+        self.device = self.layers[0].width_frac.device
+        self.num_blocks = [layer.num_blocks for layer in self.layers]
+        self.length = self.per_layer([layer._axes for layer in self.layers])
+        self.align = self.per_layer([(layer.align, layer.align) for layer in self.layers])
+        self._last = (self.length / self.align).floor() * self.align  # the largest multiple on the axis
+        self._real = self.per_layer([(not layer.rounding,) * 2 for layer in self.layers]).bool()
+        self.trainable = self.per_layer([(layer.width_frac.requires_grad,) * 2 for layer in self.layers])
+        tables = {n: kept_elements(n, sigma) for n in sorted({n for layer in self.layers for n in layer._axes})}
+        starts = dict(zip(tables, itertools.accumulate((n + 1 for n in tables), initial=0), strict=False))
+        self._kept = torch.cat(list(tables.values())).to(self.device)
+        self._offset = self.per_layer([[starts[n] for n in layer._axes] for layer in self.layers]).long()
+
+    def per_layer(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
+        """(row, column) numbers of each layer, spread over its blocks: (2, blocks)."""
+        counts = torch.tensor(self.num_blocks)
+        spread = torch.tensor([list(pair) for pair in values], dtype=dtype).repeat_interleave(counts, 0)
+        return spread.T.contiguous().to(self.device)
+
+    def read(self) -> Float[Tensor, "2 blocks"]:
+        """Their present values, gathered from all processes where parameters are sharded."""
+        return torch.cat([_whole(layer.width_frac).to(self.device) for layer in self.layers], dim=1)
+
+    def write(self, width: Float[Tensor, "2 blocks"]) -> None:
+        _fill([layer.width_frac for layer in self.layers], width.split(self.num_blocks, dim=1))
+
+    def wrap_locations(self) -> None:
+        """Locations are cyclic: modulo 1."""
+        locations = [_local(layer.location_frac) for layer in self.layers]
+        torch._foreach_sub_(locations, torch._foreach_floor(locations))
+
+    def rounded(self, width: Float[Tensor, "*g 2 blocks"]) -> Float[Tensor, "*g 2 blocks"]:
+        """In elements, as the layers' own masks round them; real-valued ones up, as hardening may."""
+        value = width.clamp(0, 1) * self.length
+        nearest = torch.minimum((value / self.align).round() * self.align, self._last)
+        whole = torch.where(value > (self._last + self.length) / 2, self.length, nearest)
+        up = torch.minimum(value.ceil() + (value > 0), self.length)  # a block between elements touches one more
+        return torch.where(self._real, up, whole)
+
+    def sizes(self, width: Float[Tensor, "*g 2 blocks"]) -> Int[Tensor, "*g 2 blocks"]:
+        """Elements that hardening keeps; 0 on both sides for dead blocks."""
+        kept = self._kept[self._offset + self.rounded(width).long()]
+        return kept * (kept > 0).all(-2, keepdim=True)
+
+    def cost(self, width: Float[Tensor, "*g 2 blocks"], price: Price) -> Float[Tensor, "*g"]:
+        return (self.sizes(width) * price.per_element).sum((-2, -1)) + price.base
+
+    def keep_alive(self, width: Float[Tensor, "2 blocks"], before: Float[Tensor, "2 blocks"]) -> Tensor:
+        """One element on one side of the blocks that would have none on both: their gradients would all be 0.
+
+        A block with one width of 0 adds nothing and costs nothing, but that width feels a gradient and can grow again.
+        """
+        gone = (self.rounded(width) == 0).all(0) & (self.trainable > 0).all(0)
+        longer = torch.stack([before[0] > before[1], before[0] <= before[1]])
+        return torch.where(gone & longer, self.align.minimum(self.length) / self.length, width)
+
+
+def kept_elements(length: int, sigma: float) -> Int[Tensor, " length_and_one"]:
+    """For each whole width 0 .. length the number of elements whose mask is above the hardening threshold.
+
+    Never falls as the width grows, so that a threshold can be searched.
+    """
+    if math.isinf(sigma):
+        return torch.arange(length + 1)
+    rows = sliding_rows(step_table(length, sigma, torch.float32, torch.device("cpu"))[0])
+    sizes = [torch.zeros(1, dtype=torch.long)]
+    for widths in torch.arange(1, length + 1).split(max(1, _CHUNK // length)):
+        masks = rows[2 * length] - rows[2 * length - widths]  # at location 0
+        sizes.append(covering_interval(masks.abs() > MASK_THRESHOLD)[1])
+    return torch.cat(sizes).cummax(0).values
+
+
+def _is_sharded(parameter: Any) -> bool:
+    return hasattr(parameter, "full_tensor")  # a DTensor, without importing torch.distributed.tensor
+
+
+def _whole(parameter: Any) -> Tensor:
+    value = parameter.detach()
+    return value.full_tensor() if _is_sharded(value) else value
+
+
+def _local(parameter: Any) -> Tensor:
+    value = parameter.detach()
+    return value.to_local() if _is_sharded(value) else value
+
+
+def _fill(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copies whole values into parameters; of a sharded one each process takes its part."""
+    parts = [_part_of(p, value) if _is_sharded(p) else value for p, value in zip(parameters, values, strict=True)]
+    torch._foreach_copy_([_local(parameter) for parameter in parameters], parts)
+
+
+def _part_of(parameter: Any, value: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor, Replicate  # half a second to import, for sharded models only
+
+    mesh = parameter.device_mesh
+    whole = DTensor.from_local(value.contiguous(), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return whole.redistribute(placements=parameter.placements).to_local()
