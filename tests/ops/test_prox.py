@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
-from gblr.ops.prox import soft_shrink
+from gblr.ops.prox import budget_threshold, soft_shrink
 from tests.helpers import compiled, raises_value_error
 
 
@@ -51,3 +52,60 @@ def test_values_of_a_threshold_tensor_are_not_read_under_compile_or_vmap():
     x, threshold = torch.tensor([1.0, 2.0]), torch.tensor([-1.0, 0.5])
     assert compiled(soft_shrink)(x, threshold).tolist() == [2.0, 1.5]
     assert torch.func.vmap(soft_shrink)(x, threshold).tolist() == [2.0, 1.5]
+
+
+def stepped_problem(seed: int):
+    """Random widths and weights, some of them 0, and a cost that counts whole elements; in steps, as rounding makes
+    them."""
+    generator = torch.Generator().manual_seed(seed)
+    width, weight = (torch.rand(2, 6, generator=generator) for _ in range(2))
+    width[:, 0], weight[:, 1] = 0, 0
+    length = torch.randint(3, 40, (2, 1), generator=generator)
+    price = torch.randint(1, 5, (2, 6), generator=generator).double()
+    return width, weight + (weight > 0) * 0.05, lambda w: ((w * length).round() * price).sum((-2, -1))
+
+
+def shrunk(width: torch.Tensor, weight: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    return (width - threshold * weight).clamp(min=0)
+
+
+@given(seed=st.integers(0, 10**6), share=st.floats(0, 0.99))
+def test_the_budget_threshold_is_the_smallest_that_fits(seed, share):
+    width, weight, cost = stepped_problem(seed)
+    least = cost(width * (weight == 0))
+    budget = (least + share * (cost(width) - least)).floor()
+    threshold = budget_threshold(width, weight, cost, budget)
+    assert cost(shrunk(width, weight, threshold)) <= budget
+    precision = float((width / weight)[weight > 0].max()) * 2**-22
+    smaller = torch.linspace(0, 1, 2000) * (threshold - precision)  # brute force
+    if cost(width) > budget:
+        assert threshold > 0
+        assert (cost(shrunk(width, weight, smaller[:, None, None])) > budget).all()
+    else:
+        assert threshold == 0
+
+
+@pytest.mark.parametrize("room", [0.0, 0.5, 100.0])
+def test_widths_that_fit_already_are_left_alone(room):
+    width, weight, cost = stepped_problem(1)
+    assert budget_threshold(width, weight, cost, cost(width) + room) == 0
+
+
+def test_widths_of_weight_zero_are_not_shrunk_and_all_others_end_at_zero_where_nothing_fits():
+    width, weight, cost = stepped_problem(2)
+    after = shrunk(width, weight, budget_threshold(width, weight, cost, torch.tensor(-1.0)))
+    assert torch.equal(after[weight == 0], width[weight == 0]) and (width[weight == 0] > 0).any()
+    assert not after[weight > 0].any()
+
+
+def test_weights_of_zero_alone_give_a_finite_threshold():
+    width, _, cost = stepped_problem(3)
+    assert budget_threshold(width, torch.zeros_like(width), cost, torch.tensor(0.0)) == 0
+
+
+def test_the_budget_threshold_needs_no_value_on_the_host():
+    """A FakeTensor has none: whatever would wait for the device raises."""
+    with FakeTensorMode():
+        width = torch.rand(2, 3)
+        threshold = budget_threshold(width, torch.ones(2, 3), lambda w: w.sum((-2, -1)), torch.tensor(0.5))
+    assert threshold.shape == () and threshold.dtype == torch.float32
