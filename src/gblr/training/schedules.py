@@ -82,7 +82,7 @@ BudgetShape = Literal["cubic", "linear"]
 
 def fall(first: Tensor, last: Tensor, part: Tensor, start: float, end: float, shape: BudgetShape) -> Tensor:
     """From `first`, at the share `start` of the steps, down to `last` at `end`: cubic falls fast, then gently."""
-    left = 1 - ((part - start) / max(end - start, 1e-12)).clamp(0, 1)
+    left = torch.where(part < end, 1 - ((part - start) / max(end - start, 1e-12)).clamp(0, 1), 0.0)
     return last + (first - last).clamp(min=0) * (left**3 if shape == "cubic" else left)
 
 
