@@ -204,7 +204,7 @@ class StructureLearner:
         positions = self._positions or [1.0] * len(self.layers)
         price = mults_price(self._widths, positions)
         dense = sum(p * layer.out_features * layer.in_features for p, layer in zip(positions, self.layers, strict=True))
-        return float(self._widths.cost(self._widths.read(), price)) / dense
+        return float(self._widths.hardened_cost(self._widths.read(), price)) / dense
 
     def metrics(self) -> dict[str, float]:
         """Cost, live blocks, mean width (of the axis, over live blocks), sigma, threshold of the last step."""

@@ -11,9 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gblr.layers.gaudi import MASK_THRESHOLD, GaudiModule, covering_interval
-from gblr.ops.step import sliding_rows, step_table
+from gblr.ops.step import sliding_rows, step_spectrum_at, step_table
 
 _CHUNK = 1 << 24  # elements of masks at a time
+_SLACK = 1e-6  # masks are float32 and rounded differently at every location: an element near the threshold may pass it
+_FINE = 16  # samples of the smoothed step per element
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Widths:
     """The width fractions of all layers side by side, (2, blocks): rows, then columns, as each layer keeps them.
 
     Counts what hardening at `sigma` will keep: whole elements, multiples of `align`, with soft edges if sigma is
-    finite.
+    finite. Two counts: `sizes` is exact, `cost` may be a little above it, but never falls when a width grows, so that
+    a threshold can be searched. For layers with `rounding=False` both are bounds.
     """
 
     def __init__(self, layers: Sequence[GaudiModule], sigma: float):
@@ -40,10 +43,17 @@ class Widths:
         self._last = (self.length / self.align).floor() * self.align  # the largest multiple on the axis
         self._real = self.per_layer([(not layer.rounding,) * 2 for layer in self.layers]).bool()
         self.trainable = self.per_layer([(layer.width_frac.requires_grad,) * 2 for layer in self.layers])
-        tables = {n: kept_elements(n, sigma) for n in sorted({n for layer in self.layers for n in layer._axes})}
-        starts = dict(zip(tables, itertools.accumulate((n + 1 for n in tables), initial=0), strict=False))
-        self._kept = torch.cat(list(tables.values())).to(self.device)
-        self._offset = self.per_layer([[starts[n] for n in layer._axes] for layer in self.layers]).long()
+        kinds = sorted({(n, layer.rounding) for layer in self.layers for n in layer._axes})
+        starts = dict(zip(kinds, itertools.accumulate((n + 1 for n, _ in kinds), initial=0), strict=False))
+        self._offset = self.per_layer(
+            [[starts[n, layer.rounding] for n in layer._axes] for layer in self.layers]
+        ).long()
+        exact = [(kept_elements if rounding else kept_at_most)(n, sigma) for n, rounding in kinds]
+        above = [
+            kept_elements(n, sigma, _SLACK).cummax(0).values if rounding else table
+            for (n, rounding), table in zip(kinds, exact, strict=True)
+        ]
+        self._kept, self._kept_at_most = (torch.cat(tables).to(self.device) for tables in (exact, above))
 
     def per_layer(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
         """(row, column) numbers of each layer, spread over its blocks: (2, blocks)."""
@@ -68,16 +78,22 @@ class Widths:
         value = width.clamp(0, 1) * self.length
         nearest = torch.minimum((value / self.align).round() * self.align, self._last)
         whole = torch.where(value > (self._last + self.length) / 2, self.length, nearest)
-        up = torch.minimum(value.ceil() + (value > 0), self.length)  # a block between elements touches one more
-        return torch.where(self._real, up, whole)
+        return torch.where(self._real, value.ceil(), whole)
 
     def sizes(self, width: Float[Tensor, "*g 2 blocks"]) -> Int[Tensor, "*g 2 blocks"]:
         """Elements that hardening keeps; 0 on both sides for dead blocks."""
-        kept = self._kept[self._offset + self.rounded(width).long()]
-        return kept * (kept > 0).all(-2, keepdim=True)
+        return self._look_up(self._kept, width)
+
+    def hardened_cost(self, width: Float[Tensor, "*g 2 blocks"], price: Price) -> Float[Tensor, "*g"]:
+        return (self.sizes(width) * price.per_element).sum((-2, -1)) + price.base
 
     def cost(self, width: Float[Tensor, "*g 2 blocks"], price: Price) -> Float[Tensor, "*g"]:
-        return (self.sizes(width) * price.per_element).sum((-2, -1)) + price.base
+        """At least the hardened cost; never falls when a width grows."""
+        return (self._look_up(self._kept_at_most, width) * price.per_element).sum((-2, -1)) + price.base
+
+    def _look_up(self, table: Tensor, width: Float[Tensor, "*g 2 blocks"]) -> Int[Tensor, "*g 2 blocks"]:
+        kept = table[self._offset + self.rounded(width).long()]
+        return kept * (kept > 0).all(-2, keepdim=True)
 
     def keep_alive(self, width: Float[Tensor, "2 blocks"], before: Float[Tensor, "2 blocks"]) -> Tensor:
         """One element on one side of the blocks that would have none on both: their gradients would all be 0.
@@ -89,10 +105,10 @@ class Widths:
         return torch.where(gone & longer, self.align.minimum(self.length) / self.length, width)
 
 
-def kept_elements(length: int, sigma: float) -> Int[Tensor, " length_and_one"]:
-    """For each whole width 0 .. length the number of elements whose mask is above the hardening threshold.
+def kept_elements(length: int, sigma: float, slack: float = 0.0) -> Int[Tensor, " length_and_one"]:
+    """For each whole width 0 .. length the number of elements whose mask is above the hardening threshold - slack.
 
-    Never falls as the width grows, so that a threshold can be searched.
+    Ripples of a mask cancel at some widths and not at others: the number may fall while the width grows.
     """
     if math.isinf(sigma):
         return torch.arange(length + 1)
@@ -100,8 +116,26 @@ def kept_elements(length: int, sigma: float) -> Int[Tensor, " length_and_one"]:
     sizes = [torch.zeros(1, dtype=torch.long)]
     for widths in torch.arange(1, length + 1).split(max(1, _CHUNK // length)):
         masks = rows[2 * length] - rows[2 * length - widths]  # at location 0
-        sizes.append(covering_interval(masks.abs() > MASK_THRESHOLD)[1])
-    return torch.cat(sizes).cummax(0).values
+        sizes.append(covering_interval(masks.abs() > MASK_THRESHOLD - slack)[1])
+    return torch.cat(sizes)
+
+
+def kept_at_most(length: int, sigma: float) -> Int[Tensor, " length_and_one"]:
+    """A bound of the same for real widths, rounded up, at any real location: the width and a soft edge on each side.
+
+    Between whole numbers the ripples of S do not cancel. Outside a block its mask is a difference of two deviations of
+    S from the plain step, each at most half the threshold from the end of the edge on.
+    """
+    spectrum = torch.view_as_complex(step_spectrum_at(length, torch.tensor(sigma, dtype=torch.float64)))[0]
+    spectrum = spectrum * torch.exp(-1j * math.pi * torch.arange(len(spectrum)).double() / length)  # from x + 1/2 to x
+    if length % 2 == 0:
+        spectrum[-1] /= 2  # irfft at a finer grid counts the middle frequency twice
+    x = torch.arange(_FINE * length) / (_FINE * length)
+    deviation = (torch.fft.irfft(spectrum, n=_FINE * length) * _FINE + x - 0.5).abs()
+    near = (deviation[: _FINE * length // 2 + 1] > MASK_THRESHOLD / 2 - _SLACK).nonzero()
+    edge = float(near.max() + 1) / _FINE if len(near) else 0.0
+    kept = (torch.arange(length + 1) + 2 * edge).ceil().clamp(max=length).long()
+    return kept.masked_fill(torch.arange(length + 1) == 0, 0)
 
 
 def _is_sharded(parameter: Any) -> bool:
