@@ -96,7 +96,8 @@ def unit_prices(budget: Budget, widths: Widths, positions: Sequence[float], rest
             f"{least:.4g} alone."
         )
     weight = price.per_element * widths.length
-    return Prices(price, target, (weight / weight.mean()).float())
+    mean = weight.mean()  # 0 where the clock saw no layer depend on its widths: then no width is worth shrinking
+    return Prices(price, target, torch.where(mean > 0, weight / mean, 0.0).float())
 
 
 def mults_price(widths: Widths, positions: Sequence[float], base: float = 0.0) -> Price:
