@@ -1,6 +1,7 @@
 """Algorithm 1 inside `optimizer.step()`: after every real step widths shrink to the budget and sigma moves on."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from gblr.layers.gaudi import GaudiModule
 from gblr.ops.prox import budget_threshold
 from gblr.ops.step import step_spectrum_at, step_table_at
 from gblr.training.budget import Budget
+from gblr.training.latency import LayerTime
 from gblr.training.prices import Prices, count_rest, mults_price, unit_prices
 from gblr.training.schedules import SigmaSchedule, fall
-from gblr.training.widths import Widths
+from gblr.training.widths import Widths, _whole
 
 Callback = Callable[[dict[str, float]], None]
 _STATE_KEY = "gblr_learner"
+PRICE_POWER, GRADIENT_POWER, WEIGHT_LIMIT = 1.0, 0.0, 10.0
 
 
 class StructureLearner:
@@ -56,6 +59,7 @@ class StructureLearner:
         callback: Callback | None = None,
         every: int = 1,
     ):
+        model = getattr(model, "_orig_mod", model)  # what torch.compile wraps: counting runs it as it is
         named = {name: module for name, module in model.named_modules() if isinstance(module, GaudiModule)}
         if not named:
             raise ValueError(
@@ -135,7 +139,7 @@ class StructureLearner:
         """The proximal step (Eq. 9) with the threshold that the budget's method asks for."""
         prices, widths = self._settled()
         bound = self._bound()
-        weight = prices.weight * widths.trainable
+        weight = self._weights() * widths.trainable
         before, shrinkage = width, torch.zeros_like(self._threshold)
         if self.budget.method == "shrinkage":
             above = widths.cost(width, prices.budget) > prices.target
@@ -145,6 +149,16 @@ class StructureLearner:
         threshold = budget_threshold(width, weight, lambda w: widths.cost(w, prices.budget), bound)
         self._threshold.copy_(threshold + shrinkage.amax())
         return widths.keep_alive((width - threshold * weight).clamp(min=0), before)
+
+    def _weights(self) -> Float[Tensor, "2 blocks"]:
+        prices, _ = self._settled()
+        weight = prices.weight**PRICE_POWER
+        if GRADIENT_POWER:
+            squares = [self.optimizer.state[layer.width_frac]["exp_avg_sq"] for layer in self.layers]
+            size = torch.cat([_whole(square) for square in squares], dim=1).sqrt()
+            weight = weight * (size / size.mean() + 1e-3) ** -GRADIENT_POWER
+        weight = weight / weight.mean()
+        return (weight / weight.mean()).clamp(1 / WEIGHT_LIMIT, WEIGHT_LIMIT)
 
     def _bound(self) -> Tensor:
         """What the widths may cost now, in the budget's unit."""
@@ -229,6 +243,8 @@ class StructureLearner:
             "total_steps": self.total_steps,
             "positions": self._positions,
             "start": None if self._start is None else float(self._start),
+            "layer_times": [list(astuple(time)) for time in self._rest.layer_times],
+            "seconds_outside": self._rest.seconds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -243,6 +259,10 @@ class StructureLearner:
                 "Schedules would jump: give the same `total_steps`."
             )
         self._steps.fill_(state["step"])
+        self._calls = state["step"]
+        # measured once: a second measurement would differ, and with it the rest of the run
+        times = tuple(LayerTime(*time) for time in state["layer_times"])
+        self._rest = replace(self._rest, layer_times=times, seconds=state["seconds_outside"])
         if positions is not None:
             self._settle(positions, state["start"])
         self._set_sigma(force=True)
@@ -288,7 +308,7 @@ class WidthRates:
         """A number where all widths share it, else one per block."""
         rates = [place[0].param_groups[place[1]]["lr"] if place else 0.0 for place in self._places]
         first = rates[0]
-        if isinstance(first, Tensor) or any(rate is not first and rate != first for rate in rates):
+        if any(isinstance(rate, Tensor) for rate in rates) or any(rate != first for rate in rates):
             parts = [
                 (rate.to(like) if isinstance(rate, Tensor) else torch.full((), rate, device=like.device)).expand(n)
                 for rate, n in zip(rates, self._num_blocks, strict=True)
