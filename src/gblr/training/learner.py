@@ -16,11 +16,10 @@ from gblr.training.budget import Budget
 from gblr.training.latency import LayerTime
 from gblr.training.prices import Prices, count_rest, mults_price, unit_prices
 from gblr.training.schedules import SigmaSchedule, fall
-from gblr.training.widths import Widths, _whole
+from gblr.training.widths import Widths
 
 Callback = Callable[[dict[str, float]], None]
 _STATE_KEY = "gblr_learner"
-PRICE_POWER, GRADIENT_POWER, WEIGHT_LIMIT = 1.0, 0.0, 10.0
 
 
 class StructureLearner:
@@ -139,7 +138,7 @@ class StructureLearner:
         """The proximal step (Eq. 9) with the threshold that the budget's method asks for."""
         prices, widths = self._settled()
         bound = self._bound()
-        weight = self._weights() * widths.trainable
+        weight = prices.weight * widths.trainable
         before, shrinkage = width, torch.zeros_like(self._threshold)
         if self.budget.method == "shrinkage":
             above = widths.cost(width, prices.budget) > prices.target
@@ -149,16 +148,6 @@ class StructureLearner:
         threshold = budget_threshold(width, weight, lambda w: widths.cost(w, prices.budget), bound)
         self._threshold.copy_(threshold + shrinkage.amax())
         return widths.keep_alive((width - threshold * weight).clamp(min=0), before)
-
-    def _weights(self) -> Float[Tensor, "2 blocks"]:
-        prices, _ = self._settled()
-        weight = prices.weight**PRICE_POWER
-        if GRADIENT_POWER:
-            squares = [self.optimizer.state[layer.width_frac]["exp_avg_sq"] for layer in self.layers]
-            size = torch.cat([_whole(square) for square in squares], dim=1).sqrt()
-            weight = weight * (size / size.mean() + 1e-3) ** -GRADIENT_POWER
-        weight = weight / weight.mean()
-        return (weight / weight.mean()).clamp(1 / WEIGHT_LIMIT, WEIGHT_LIMIT)
 
     def _bound(self) -> Tensor:
         """What the widths may cost now, in the budget's unit."""
