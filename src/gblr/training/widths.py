@@ -62,16 +62,30 @@ class Widths:
         return spread.T.contiguous().to(self.device)
 
     def read(self) -> Float[Tensor, "2 blocks"]:
-        """Their present values, gathered from all processes where parameters are sharded."""
-        return torch.cat([_whole(layer.width_frac).to(self.device) for layer in self.layers], dim=1)
+        """Their present values, gathered from all processes where parameters are sharded; 0 for what is no number.
+
+        Widths and locations are indices into tables: a NaN, after a loss of NaN, would end a CUDA program with a failed
+        assertion instead of showing that loss.
+        """
+        return _whole(self._side_by_side()).nan_to_num(0.0)
 
     def write(self, width: Float[Tensor, "2 blocks"]) -> None:
-        _fill([layer.width_frac for layer in self.layers], width.split(self.num_blocks, dim=1))
+        """Of sharded parameters each process takes its part."""
+        whole = self._side_by_side()
+        part = _part_of(whole, width) if _is_sharded(whole) else width
+        torch._foreach_copy_([_local(layer.width_frac) for layer in self.layers], part.split(self.num_blocks, dim=1))
+
+    def _side_by_side(self) -> Any:
+        """All widths as one tensor, sharded if they are: one exchange between processes instead of one per layer."""
+        widths = [layer.width_frac.detach() for layer in self.layers]
+        local = torch.cat([_local(width).to(self.device) for width in widths], dim=1)
+        return _joined(local, widths[0], sum(self.num_blocks)) if _is_sharded(widths[0]) else local
 
     def wrap_locations(self) -> None:
-        """Locations are cyclic: modulo 1."""
+        """Locations are cyclic: modulo 1; 0 for what is no number."""
         locations = [_local(layer.location_frac) for layer in self.layers]
-        torch._foreach_sub_(locations, torch._foreach_floor(locations))
+        value = torch.cat([location.to(self.device) for location in locations], dim=1)
+        torch._foreach_copy_(locations, (value - value.floor()).nan_to_num(0.0).split(self.num_blocks, dim=1))
 
     def rounded(self, width: Float[Tensor, "*g 2 blocks"]) -> Float[Tensor, "*g 2 blocks"]:
         """In elements, as the layers' own masks round them; real-valued ones up, as hardening may."""
@@ -152,10 +166,14 @@ def _local(parameter: Any) -> Tensor:
     return value.to_local() if _is_sharded(value) else value
 
 
-def _fill(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copies whole values into parameters; of a sharded one each process takes its part."""
-    parts = [_part_of(p, value) if _is_sharded(p) else value for p, value in zip(parameters, values, strict=True)]
-    torch._foreach_copy_([_local(parameter) for parameter in parameters], parts)
+def _joined(local: Tensor, like: Any, num_blocks: int) -> Any:
+    """Shards along the first axis, joined along the second, are the shards of what is joined."""
+    from torch.distributed.tensor import DTensor  # half a second to import, for sharded models only
+
+    shape = torch.Size((2, num_blocks))
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=(num_blocks, 1)
+    )
 
 
 def _part_of(parameter: Any, value: Tensor) -> Tensor:
