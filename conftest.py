@@ -1,5 +1,10 @@
 """Settings for the tests and for the doctests of src/: shapes are enforced, and examples need not import."""
 
+import os
+
+# Kernels for GPUs run in Triton's interpreter here; it must know before the first import of triton.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import pytest
 import torch
 from jaxtyping import install_import_hook

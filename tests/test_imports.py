@@ -64,7 +64,18 @@ def test_triton_is_imported_in_files_of_that_name_only(file):
 
 @pytest.mark.parametrize("file", [f for f in FILES if layer_of(f) in ("ops", "matrices")], ids=lambda file: file.name)
 def test_the_mathematics_needs_torch_and_nothing_else(file):
-    standard = {"math", "functools", "dataclasses", "typing", "abc", "collections", "ctypes", "pathlib"}
+    standard = {
+        "math",
+        "functools",
+        "importlib",
+        "types",
+        "dataclasses",
+        "typing",
+        "abc",
+        "collections",
+        "ctypes",
+        "pathlib",
+    }
     roots = {name.split(".")[0] for name in modules_imported_by(file)}
     assert roots <= {"torch", "jaxtyping", "gblr", "triton"} | standard
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gblr.ops.backend import triton_module
 from gblr.ops.masked_content import reference
 
 _LIBRARY = torch.library.Library("gblr", "FRAGMENT")
@@ -18,6 +19,13 @@ _LIBRARY.define(
 )
 
 
+def _implementation(content: Tensor, table: Tensor) -> Any:
+    """Triton's kernels on a GPU, for whole widths and locations in single precision; plain torch for all else."""
+    if content.is_cuda and table.dim() == 2 and table.dtype == torch.float32:
+        return triton_module("gblr.ops.masked_content.triton") or reference
+    return reference
+
+
 def _as_blocks(content: Tensor, width: Tensor) -> Tensor:
     """(*k, length) or (*k, block_rank, length) -> (blocks, block_rank, length)."""
     block_rank = content.shape[-2] if content.dim() == width.dim() + 2 else 1
@@ -25,7 +33,9 @@ def _as_blocks(content: Tensor, width: Tensor) -> Tensor:
 
 
 def _forward(content: Tensor, width: Tensor, location: Tensor, table: Tensor) -> Tensor:
-    out = reference.forward(_as_blocks(content, width), width.reshape(-1), location.reshape(-1), table)
+    out = _implementation(content, table).forward(
+        _as_blocks(content, width), width.reshape(-1), location.reshape(-1), table
+    )
     return out.reshape(content.shape)
 
 
@@ -38,7 +48,7 @@ def _backward(
     need_content: bool,
     need_structure: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_content, grad_width, grad_location = reference.backward(
+    grad_content, grad_width, grad_location = _implementation(content, table).backward(
         _as_blocks(grad, width), _as_blocks(content, width), width.reshape(-1), location.reshape(-1), table,
         need_content, need_structure,
     )  # fmt: skip

@@ -1,0 +1,104 @@
+"""Forward and backward of mask * content on a GPU, one kernel each, for whole widths and locations.
+
+The samples of S that a mask needs are one run of its table (`gblr.ops.step`), so both kernels read table, content and
+gradient in order, and no mask is written. One program owns a row of the content in the backward: its two sums for
+width and location need no atomics, so gradients are the same at every run.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_MAX_TILE = 1024  # elements of a row at a time; most axes fit into one to three
+
+
+@triton.jit
+def _row_starts(width_ptr, location_ptr, block, length):
+    """Where the runs for l and for l + w begin in the table."""
+    location = tl.load(location_ptr + block).to(tl.float32)
+    location -= tl.floor(location / length) * length
+    rise = 2 * length - location.to(tl.int32)
+    return rise, rise - tl.load(width_ptr + block).to(tl.int32)
+
+
+@triton.jit
+def _masked_content_fwd_kernel(
+    content_ptr, width_ptr, location_ptr, table_ptr, out_ptr, length, block_rank, TILE: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0)
+    rise, fall = _row_starts(width_ptr, location_ptr, row // block_rank, length)
+    j = tl.program_id(1) * TILE + tl.arange(0, TILE)  # [TILE]
+    inside = j < length
+    mask = tl.load(table_ptr + rise + j, inside) - tl.load(table_ptr + fall + j, inside)
+    at = row.to(tl.int64) * length + j
+    content = tl.load(content_ptr + at, inside).to(tl.float32)
+    tl.store(out_ptr + at, (content * mask).to(out_ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def _masked_content_bwd_kernel(
+    grad_ptr, content_ptr, width_ptr, location_ptr, table_ptr, grad_content_ptr, at_fall_ptr, at_rise_ptr,
+    length, block_rank, NEED_CONTENT: tl.constexpr, NEED_STRUCTURE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    rise, fall = _row_starts(width_ptr, location_ptr, row // block_rank, length)
+    slope_ptr = table_ptr + 3 * length
+    sum_fall = tl.zeros([TILE], tl.float32)
+    sum_rise = tl.zeros([TILE], tl.float32)
+    for begin in range(0, length, TILE):
+        j = begin + tl.arange(0, TILE)
+        inside = j < length
+        at = row.to(tl.int64) * length + j
+        grad = tl.load(grad_ptr + at, inside, other=0.0).to(tl.float32)
+        if NEED_CONTENT:
+            mask = tl.load(table_ptr + rise + j, inside) - tl.load(table_ptr + fall + j, inside)
+            tl.store(grad_content_ptr + at, (grad * mask).to(grad_content_ptr.dtype.element_ty), inside)
+        if NEED_STRUCTURE:
+            upstream = grad * tl.load(content_ptr + at, inside, other=0.0).to(tl.float32)
+            sum_fall += upstream * tl.load(slope_ptr + fall + j, inside, other=0.0)
+            sum_rise += upstream * tl.load(slope_ptr + rise + j, inside, other=0.0)
+    if NEED_STRUCTURE:
+        tl.store(at_fall_ptr + row, tl.sum(sum_fall))
+        tl.store(at_rise_ptr + row, tl.sum(sum_rise))
+
+
+def forward(content: Tensor, width: Tensor, location: Tensor, table: Tensor) -> Tensor:
+    content = content.contiguous()
+    out = torch.empty_like(content)
+    blocks, block_rank, length = content.shape
+    if out.numel():
+        tile = _tile(length)
+        _masked_content_fwd_kernel[(blocks * block_rank, triton.cdiv(length, tile))](
+            content, width.contiguous(), location.contiguous(), table.contiguous(), out, length, block_rank, TILE=tile
+        )
+    return out
+
+
+def backward(
+    grad: Tensor,
+    content: Tensor,
+    width: Tensor,
+    location: Tensor,
+    table: Tensor,
+    need_content: bool,
+    need_structure: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of content, width and location; one that is not needed comes back empty."""
+    blocks, block_rank, length = content.shape
+    grad_content = torch.empty(content.shape if need_content else (0,), dtype=content.dtype, device=content.device)
+    sums = torch.empty(2, blocks if need_structure else 0, block_rank, dtype=table.dtype, device=table.device)
+    if content.numel() and (need_content or need_structure):
+        _masked_content_bwd_kernel[(blocks * block_rank,)](
+            grad.contiguous(), content.contiguous(), width.contiguous(), location.contiguous(), table.contiguous(),
+            grad_content, sums[0], sums[1], length, block_rank,
+            NEED_CONTENT=need_content, NEED_STRUCTURE=need_structure, TILE=_tile(length),
+        )  # fmt: skip
+    else:
+        sums.zero_()
+    at_fall, at_rise = sums[..., 0] if block_rank == 1 else sums.sum(-1)
+    return grad_content, at_fall.to(width.dtype), (at_fall - at_rise).to(width.dtype)
+
+
+def _tile(length: int) -> int:
+    return min(_MAX_TILE, triton.next_power_of_2(length))

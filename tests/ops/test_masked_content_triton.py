@@ -1,0 +1,81 @@
+"""The GPU kernels of masked_content without a GPU: run by Triton's interpreter, and compiled for Hopper."""
+
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gblr
+from gblr.ops.masked_content import reference
+from gblr.ops.step import step_table
+
+pytest.importorskip("triton")
+KERNELS = Path(gblr.__file__).parent / "ops" / "masked_content" / "triton.py"
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """The kernels without the shape checks that tests put around everything in gblr: Triton reads their source."""
+    spec = importlib.util.spec_from_file_location("interpreted_masked_content", KERNELS)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def inputs(blocks, block_rank, length, sigma, dtype, generator):
+    content, grad = (torch.randn(blocks, block_rank, length, generator=generator).to(dtype) for _ in range(2))
+    width = torch.randint(0, length + 1, (blocks,), generator=generator).float()
+    location = torch.randint(-2 * length, 3 * length, (blocks,), generator=generator).float()
+    width[:3] = torch.tensor([0.0, length, 1.0])[: len(width)]  # dead, full, a single element
+    return grad, content, width, location, step_table(length, sigma, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture
+def unwritten_is_nan(monkeypatch):
+    """An output that a kernel forgets shows."""
+    empty, empty_like = torch.empty, torch.empty_like
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(math.nan))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(math.nan))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 20.0, math.inf])
+@pytest.mark.parametrize(
+    ("blocks", "block_rank", "length"), [(1, 1, 1), (5, 1, 63), (4, 3, 100), (3, 2, 1500), (0, 2, 8)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernels_agree_with_the_definition(
+    interpreted, unwritten_is_nan, blocks, block_rank, length, sigma, dtype, generator
+):
+    grad, *rest = inputs(blocks, block_rank, length, sigma, dtype, generator)
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    torch.testing.assert_close(interpreted.forward(*rest), reference.forward(*rest), **close)
+    for needs in ((True, True), (True, False), (False, True)):
+        found, expected = (module.backward(grad, *rest, *needs) for module in (interpreted, reference))
+        for got, want in zip(found, expected, strict=True):
+            scale = max(1.0, float(want.abs().max())) if want.numel() else 1.0
+            torch.testing.assert_close(got / scale, want / scale, **close)
+
+
+def test_strided_contents_and_gradients_are_read_correctly(interpreted, generator):
+    grad, content, *rest = inputs(4, 2, 33, 3.0, torch.float32, generator)
+    strided = [t.transpose(0, 2).contiguous().transpose(0, 2) for t in (grad, content)]
+    torch.testing.assert_close(interpreted.forward(strided[1], *rest), reference.forward(content, *rest))
+    for got, want in zip(
+        interpreted.backward(*strided, *rest, True, True),
+        reference.backward(grad, content, *rest, True, True),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_kernels_compile_for_hopper():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("compiled") == 12
