@@ -71,3 +71,34 @@ def test_an_unknown_total_is_no_trouble(clock, capsys):
             clock.now += 30
             tick()
     assert "calibrating: 1 of" in capsys.readouterr().err
+
+
+def test_notes_stand_beside_the_count_and_the_estimate_counts_from_where_work_began(clock, capsys):
+    with progress("training", total=100, done=90) as tick:
+        for loss in (3, 2, 1):
+            clock.now += 30
+            tick(f"loss {loss}")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "training: 91 of 100, loss 3, about 270 s left"
+    assert lines[-1] == "training: 93 of 100, loss 1, about 210 s left"
+
+
+def test_lines_are_said_at_once_and_nothing_is_if_it_is_not_shown(clock, capsys):
+    for shown in (True, False):
+        with progress("training", total=2, shown=shown) as tick:
+            tick.say("epoch 1")
+            clock.now += 60
+            tick()
+    assert capsys.readouterr().err.splitlines() == ["epoch 1", "training: 1 of 2, about 60 s left"]
+
+
+def test_lines_stay_above_the_bar_of_a_terminal(clock, capsys, monkeypatch):
+    real = module.Console
+    monkeypatch.setattr(module, "Console", lambda stderr: real(stderr=stderr, force_terminal=True, width=80))
+    with progress("training", total=3) as tick:
+        clock.now += 5
+        tick("loss 0.5")
+        tick.say("epoch 1: [accuracy] 0.9")
+        tick()
+    err = capsys.readouterr().err
+    assert "epoch 1: [accuracy] 0.9" in err and "loss 0.5" in err
