@@ -15,6 +15,7 @@ from gblr.ops.step import step_spectrum_at, step_table_at
 from gblr.training.budget import Budget
 from gblr.training.latency import LayerTime
 from gblr.training.prices import Prices, count_rest, mults_price, unit_prices
+from gblr.training.processes import from_main
 from gblr.training.schedules import SigmaSchedule, fall
 from gblr.training.widths import Widths
 
@@ -86,7 +87,7 @@ class StructureLearner:
         self._steps = torch.zeros((), dtype=torch.float64, device=device)  # on the device: a captured step counts too
         self._threshold = torch.zeros((), device=device)
         self._calls = 0
-        self._rest = count_rest(model, named, budget, example_inputs)
+        self._rest = from_main(count_rest(model, named, budget, example_inputs))  # clocks and inputs may differ
         self._positions = None if self._rest.positions is None else list(self._rest.positions)
         self._prices: Prices | None = None
         self._start: Tensor | None = None

@@ -1,0 +1,50 @@
+"""What several processes of one run tell each other; alone, a process tells itself."""
+
+import atexit
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+def is_one_of_several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def leave_at_exit() -> None:
+    """Lets go of the others when the program ends: torch asks for it, and threads of the backend may crash without."""
+    atexit.unregister(_leave)  # once is enough, however many runs there are
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def sum_over_processes(value: Tensor) -> Tensor:
+    if is_one_of_several():
+        value = value.clone()
+        dist.all_reduce(value)
+    return value
+
+
+def mean_over_processes(value: Tensor) -> Tensor:
+    return sum_over_processes(value) / dist.get_world_size() if is_one_of_several() else value
+
+
+def from_main(value: Any) -> Any:
+    """What the first process has, on all of them."""
+    box = [value]
+    if is_one_of_several():
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def from_all(value: Any) -> list[Any]:
+    """What each process has, in their order, on all of them."""
+    values = [value]
+    if is_one_of_several():
+        values *= dist.get_world_size()
+        dist.all_gather_object(values, value)
+    return values
