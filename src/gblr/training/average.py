@@ -1,0 +1,59 @@
+"""A running average of the weights, for evaluation (EMA). Structure is never averaged: half a block is no block."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from gblr.layers.gaudi import GaudiModule
+
+
+class Average:
+    """Contents, biases, norms and their statistics on average over the last steps; widths, locations, sigma as are.
+
+    Early steps count less than `decay` says, so that the start is forgotten: the decay of step n is at most
+    (1 + n) / (10 + n).
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        structure = {
+            id(getattr(module, name))
+            for module in model.modules()
+            if isinstance(module, GaudiModule)
+            for name in module._structure_names
+        }
+        state = model.state_dict(keep_vars=True).values()
+        unique = {id(t): t.detach() for t in state if t.is_floating_point() and id(t) not in structure}
+        self._live: list[Tensor] = list(unique.values())
+        self._mean = [tensor.clone() for tensor in self._live]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """After optimizer step `step`, counted from 0."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for mean, live in zip(self._mean, self._live, strict=True):
+            mean.lerp_(live, 1 - decay)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Takes the model's present weights for the average."""
+        for mean, live in zip(self._mean, self._live, strict=True):
+            mean.copy_(live)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model has the averaged weights inside, and its own again after."""
+        with torch.no_grad():
+            own = [tensor.clone() for tensor in self._live]
+            self._put(self._mean)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self._put(own)
+
+    def _put(self, values: list[Tensor]) -> None:
+        for live, value in zip(self._live, values, strict=True):
+            live.copy_(value)

@@ -1,0 +1,142 @@
+"""The loss of a batch in training, and what is summed over batches in evaluation."""
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gblr.conversion.measure import undisturbed
+from gblr.training.batches import Part, cut, num_samples
+from gblr.training.mixing import draw_mix, mix_inputs, mix_targets
+from gblr.training.processes import sum_over_processes
+from gblr.training.rng import derived_seed
+from gblr.training.train_config import TrainConfig
+
+Loss = Callable[[Any, Any], Tensor]  # (model, batch) -> mean loss
+Sums = Callable[[Any, Any], Mapping[str, Any]]  # (model, batch) -> sums over samples, their number as "count"
+_NO_LABEL = -100  # Hugging Face's mark for positions that count nothing
+
+
+class Objective:
+    """Mean loss of a training batch: cross entropy of (inputs, labels), or what the model itself returns as `.loss`.
+
+    `custom`, a function (model, batch) -> loss, takes the place of both.
+    """
+
+    def __init__(self, config: TrainConfig, custom: Loss | None = None):
+        self.config, self.custom = config, custom
+        self.mixes = config.mixup > 0 or config.cutmix > 0
+        if custom is not None and (self.mixes or config.label_smoothing):
+            raise ValueError("`mixup`, `cutmix` and `label_smoothing` belong to the built-in loss; do them in `loss`.")
+
+    def __call__(self, model: nn.Module, batch: Any, number: int) -> Tensor:
+        """`number` is that of the batch in the run: mixing follows from it and the seed."""
+        if self.custom is not None:
+            return self.custom(model, batch)
+        if isinstance(batch, Mapping):
+            return self._own_loss(model, batch)
+        inputs, targets = pair(batch)
+        if not self.mixes:
+            return self._cross_entropy(logits_of(model(inputs)), targets)
+        mix = self._draw(inputs, number)
+        logits = logits_of(model(mix_inputs(inputs, mix)))
+        return self._cross_entropy(logits, mix_targets(targets, logits.shape[-1], mix))
+
+    def _own_loss(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        if self.mixes or self.config.label_smoothing:
+            raise ValueError(
+                "`mixup`, `cutmix` and `label_smoothing` need batches (inputs, labels); got a mapping, for which the "
+                "model computes its loss itself."
+            )
+        return own_loss(model(**batch))
+
+    def _draw(self, inputs: Tensor, number: int) -> Any:
+        height, width = inputs.shape[-2:] if inputs.dim() >= 3 else (0, 0)
+        if self.config.cutmix > 0 and height * width == 0:
+            raise ValueError(f"`cutmix` needs images (batch, channels, height, width); got {tuple(inputs.shape)}.")
+        rng = random.Random(derived_seed(self.config.seed, "mix", number))
+        return draw_mix(self.config.mixup, self.config.cutmix, height, width, rng)
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, targets, label_smoothing=self.config.label_smoothing)
+
+
+def mean_metrics(model: nn.Module, parts: Iterable[Part], sums_of: Sums) -> dict[str, float]:
+    """Means over all samples of all processes."""
+    totals: dict[str, Any] = {}
+    with undisturbed(model):
+        for batch, num_real in parts:
+            sums = sums_of(model, cut(batch, 0, max(1, num_real)))
+            if "count" not in sums:
+                raise ValueError(
+                    f"`evaluate` must return sums and the number of samples as 'count'; got {sorted(sums)}."
+                )
+            for name, value in sums.items():
+                totals[name] = totals.get(name, 0.0) + (value if num_real else value * 0)
+    names = sorted(totals)
+    device = next(model.parameters()).device
+    values = sum_over_processes(torch.stack([torch.as_tensor(totals[name], device=device).float() for name in names]))
+    found = dict(zip(names, values.tolist(), strict=True))
+    count = found.pop("count")
+    means = {name: value / max(count, 1.0) for name, value in found.items()}
+    if "log_perplexity" in means:
+        means["perplexity"] = math.exp(min(700.0, means.pop("log_perplexity")))  # above, exp overflows
+    return means
+
+
+def default_sums(custom: Loss | None) -> Sums:
+    """Loss and accuracy of a classifier, loss and perplexity of a language model; of a custom loss that loss alone."""
+    if custom is None:
+        return lambda model, batch: _own_sums(model, batch) if isinstance(batch, Mapping) else _class_sums(model, batch)
+
+    def sums(model: nn.Module, batch: Any) -> dict[str, Any]:
+        count = num_samples(batch)
+        return {"loss": custom(model, batch) * count, "count": count}
+
+    return sums
+
+
+def _class_sums(model: nn.Module, batch: Any) -> dict[str, Any]:
+    inputs, labels = pair(batch)
+    logits = logits_of(model(inputs))
+    loss = functional.cross_entropy(logits, labels, reduction="sum")
+    return {"loss": loss, "accuracy": (logits.argmax(-1) == labels).sum(), "count": len(labels)}
+
+
+def _own_sums(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Labels per position weigh batches by their number of labels."""
+    output = model(**batch)
+    loss, labels = own_loss(output), batch.get("labels")
+    if isinstance(labels, Tensor) and labels.dim() == 2 and not labels.is_floating_point():
+        count: Any = (labels != _NO_LABEL).sum()
+        return {"loss": loss * count, "log_perplexity": loss * count, "count": count}
+    size = num_samples(batch)
+    sums = {"loss": loss * size, "count": size}
+    logits = getattr(output, "logits", None)
+    if isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point() and logits is not None:
+        sums["accuracy"] = (logits.argmax(-1) == labels).sum()
+    return sums
+
+
+def pair(batch: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise TypeError(
+            "a batch must be (inputs, labels) or a mapping of the model's keyword arguments; got "
+            f"{type(batch).__name__}. Give `loss` (and `evaluate`) for any other."
+        )
+    return batch[0], batch[1]
+
+
+def logits_of(output: Any) -> Tensor:
+    return getattr(output, "logits", output)
+
+
+def own_loss(output: Any) -> Tensor:
+    loss = getattr(output, "loss", None)
+    if loss is None:
+        raise ValueError("the model returned no `.loss` for a mapping; put `labels` into the batches, or give `loss=`.")
+    return loss
