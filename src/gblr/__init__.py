@@ -27,8 +27,10 @@ from gblr.ops.masks import boxcar_mask, gaudi_mask, round_ste
 from gblr.ops.prox import soft_shrink
 from gblr.training.budget import Budget
 from gblr.training.learner import StructureLearner
+from gblr.training.loop import TrainResult, train
 from gblr.training.param_groups import param_groups
 from gblr.training.schedules import SigmaSchedule
+from gblr.training.train_config import TrainConfig
 
 __version__ = "0.1.0"
 
@@ -52,6 +54,8 @@ __all__ = [
     "StructureLearner",
     "StructuredConv2d",
     "StructuredLinear",
+    "TrainConfig",
+    "TrainResult",
     "boxcar_mask",
     "butterfly_support",
     "conv_layers",
@@ -70,4 +74,5 @@ __all__ = [
     "round_ste",
     "save_pretrained",
     "soft_shrink",
+    "train",
 ]

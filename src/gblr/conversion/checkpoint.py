@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gblr.conversion.layer_spec import is_converted, layer_spec
 from gblr.conversion.placement import check_layers, fill, plan
@@ -110,6 +110,14 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> nn.Module:
     path = Path(directory)
     _load(getattr(model, "_orig_mod", model), _read_manifest(path), path, torch.device("cpu"))
     return model
+
+
+def read_state(directory: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The model's state dict, on the CPU, from a checkpoint whose layers the caller has already."""
+    path = Path(directory)
+    manifest = _read_manifest(path)
+    values = read_tensors(path, manifest["tensors"])
+    return values | {name: values[stored] for name, stored in manifest["aliases"].items() if stored in values}
 
 
 def _load(model: nn.Module, manifest: dict[str, Any], path: Path, device: torch.device) -> None:

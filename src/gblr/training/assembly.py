@@ -1,0 +1,142 @@
+"""Model, optimizer, learner and average, put together for one process, DDP or FSDP2."""
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from gblr.fitting.config import check_choice
+from gblr.layers.gaudi import GaudiModule
+from gblr.training.average import Average
+from gblr.training.learner import StructureLearner
+from gblr.training.param_groups import param_groups
+from gblr.training.processes import leave_at_exit
+from gblr.training.sharding import shard_
+from gblr.training.train_config import Parallel, TrainConfig
+
+
+def start_accelerator(config: TrainConfig) -> Any:
+    """Accelerate's view of this process: device, precision, accumulation, its place among others."""
+    try:
+        from accelerate import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs  # type: ignore[import-untyped]
+        from accelerate.state import AcceleratorState, GradientState  # type: ignore[import-untyped]
+        from accelerate.utils import GradientAccumulationPlugin  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("`gblr.train` needs Accelerate: pip install gblr[hf]") from error
+    AcceleratorState._reset_state()  # it keeps the precision of an earlier run and refuses another
+    GradientState._reset_state()
+    no_device = not torch.accelerator.is_available()
+    if config.precision == "fp16" and no_device:
+        raise ValueError("precision='fp16' needs an accelerator; on a CPU use 'bf16' or 'no'.")
+    leave_at_exit()
+    return Accelerator(
+        cpu=no_device,
+        mixed_precision=config.precision,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=config.accumulate, sync_with_dataloader=False
+        ),
+        dataloader_config=DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=config.seed),
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=config.find_unused)],
+    )
+
+
+class Assembly:
+    """`model` is what training calls, `inner` the user's own module inside of it.
+
+    Sharded models have a `whole` twin on the first process, on the CPU: what is saved goes through it.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig, accelerator: Any):
+        self.inner, self.config, self.accelerator = model, config, accelerator
+        self.whole: nn.Module | None = None
+        self.learner: StructureLearner | None = None
+        self._was_training = model.training
+        model.train()
+        model.to(accelerator.device)
+        if self.is_sharded:
+            if accelerator.is_main_process:
+                self.whole = copy.deepcopy(model).cpu()
+            shard_(model)
+        if config.compile:
+            model.compile()
+        self.model: nn.Module = accelerator.prepare_model(model, evaluation_mode=self.is_sharded)
+        groups = param_groups(model, config.lr, config.structure_lr, config.weight_decay)
+        for group in groups:
+            group["initial_lr"] = group["lr"]
+        self._clipped = [p for group in groups if group["name"] != "structure" for p in group["params"]]
+        self.optimizer: Any = accelerator.prepare_optimizer(torch.optim.AdamW(groups, betas=config.betas))
+        self.average = None if config.ema is None else Average(model, config.ema)
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.accelerator.num_processes > 1 and _parallel(self.config) == "fsdp"
+
+    @property
+    def bare_optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizer.optimizer
+
+    def start_learner(self, total_steps: int, example_inputs: Any) -> None:
+        """After the optimizer's state is restored: restoring runs a step, which must not count."""
+        config = self.config
+        if config.budget is not None and any(isinstance(module, GaudiModule) for module in self.inner.modules()):
+            self.learner = StructureLearner(
+                self.inner, self.bare_optimizer, config.budget, config.sigma, total_steps, example_inputs
+            )
+
+    @property
+    def structure_is_done(self) -> bool:
+        """Whether the model, hardened now, would meet the budget; always so without one."""
+        learner = self.learner
+        if learner is None:
+            return True
+        at_budget = learner.step >= learner.budget.last_share * learner.total_steps
+        return at_budget and float(learner.layers[0].sigma) == learner.sigma.final
+
+    def step(self, number: int) -> None:
+        """Clips, steps and clears; the learner hangs on the optimizer's step."""
+        if self.config.clip_norm is not None:
+            self.accelerator.unscale_gradients(self.optimizer)
+            clip_(self._clipped, self.config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None and not self.optimizer.step_was_skipped:
+            self.average.update(number)
+
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
+        """The model as evaluation and users shall see it: with averaged weights, if there are any."""
+        with self.average.applied() if self.average else nullcontext():
+            yield self.inner
+
+    def release(self) -> None:
+        """Gives the user's module back without what Accelerate and the compiler hung on it."""
+        if self.learner is not None:
+            self.learner.remove()
+        self.inner.__dict__.pop("_is_accelerate_prepared", None)
+        if self.inner.__dict__.pop("_original_forward", None) is not None:  # autocast around the class's own forward
+            del self.inner.forward
+        if self.config.compile:
+            self.inner._compiled_call_impl = None
+        self.inner.train(self._was_training)
+        self.accelerator.free_memory()
+
+
+def clip_(parameters: list[nn.Parameter], max_norm: float) -> None:
+    """Gradients scaled to at most that norm over all of them and all processes; nothing waits for a device."""
+    norm: Any = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if hasattr(norm, "full_tensor"):
+        norm = norm.full_tensor()  # of sharded gradients
+    clip_grads_with_norm_(parameters, max_norm, norm)
+
+
+def _parallel(config: TrainConfig) -> Parallel:
+    if config.parallel is not None:
+        return config.parallel
+    asked: Any = os.environ.get("GBLR_PARALLEL", "ddp")
+    check_choice("GBLR_PARALLEL", asked, Parallel)
+    return asked

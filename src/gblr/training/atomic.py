@@ -1,0 +1,57 @@
+"""Folders that are replaced as a whole: after a crash at any moment the old one or the new one is there, complete."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder that takes the place of `folder` when the block ends; if it fails, nothing changes."""
+    new, old = _beside(folder)
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        yield new
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    sync(new)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(folder, old)
+    os.rename(new, folder)
+    _sync_one(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def complete(folder: Path) -> Path | None:
+    """Where the complete folder is: in its place, or, after a crash between the two renames, beside it."""
+    return next((place for place in (folder, _beside(folder)[1]) if place.is_dir()), None)
+
+
+def remove(folder: Path) -> None:
+    for place in (folder, *_beside(folder)):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def sync(folder: Path) -> None:
+    """Waits until everything in the folder is on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    if path.is_dir() and os.name != "posix":
+        return  # only POSIX opens folders
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")

@@ -1,0 +1,76 @@
+import pytest
+import torch
+from torch import nn
+
+from gblr.layers.gaudi import GaudiLinear
+from gblr.training.average import Average
+from gblr.training.loop import train
+from tests.helpers import assert_close
+from tests.training.cases import make_config, make_data, make_net
+
+
+def norm_and_gaudi():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.BatchNorm1d(4), GaudiLinear(4, 6))
+
+
+def move(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(0.0, 1.0)
+        model[0].running_mean.add_(1.0)
+        model[0].num_batches_tracked.add_(1)
+        model[1].set_sigma(3.0)
+
+
+def test_contents_and_statistics_are_averaged_and_structure_is_not():
+    model = norm_and_gaudi()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    average = Average(model, 0.75)
+    move(model)
+    now = {name: value.clone() for name, value in model.state_dict().items()}
+    average.update(step=1000)
+    with average.applied():
+        inside = {name: value.clone() for name, value in model.state_dict().items()}
+    same = {"1.width_frac", "1.location_frac", "1.sigma", "0.num_batches_tracked"}
+    for name, value in inside.items():
+        if name in same:
+            assert torch.equal(value, now[name]), name
+        else:
+            assert_close(value, 0.75 * before[name] + 0.25 * now[name])
+        assert torch.equal(model.state_dict()[name], now[name]), name  # its own again
+
+
+def test_the_first_steps_are_forgotten_fast():
+    model = nn.Linear(2, 2, bias=False)
+    average = Average(model, 0.999)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    average._mean[0].zero_()
+    average.update(step=0)
+    assert_close(average._mean[0], torch.full((2, 2), 0.9))  # decay (1 + 0) / (10 + 0)
+
+
+def test_an_error_inside_gives_the_own_weights_back():
+    model = norm_and_gaudi()
+    average = Average(model, 0.5)
+    move(model)
+    now = model[1].u.detach().clone()
+    with pytest.raises(RuntimeError), average.applied():
+        assert not torch.equal(model[1].u, now)
+        raise RuntimeError
+    assert torch.equal(model[1].u, now)
+    average.restart()
+    with average.applied():
+        assert torch.equal(model[1].u, now)
+
+
+def test_evaluation_sees_the_average_and_training_does_not():
+    data, test = make_data(), make_data(50)
+    nets = make_net(), make_net()
+    plain = train(nets[0], data, test, make_config(epochs=4))
+    averaged = train(nets[1], data, test, make_config(epochs=4, ema=0.9))
+    assert [row["train_loss"] for row in plain.history] == [row["train_loss"] for row in averaged.history]
+    assert [row["loss"] for row in plain.history] != [row["loss"] for row in averaged.history]
+    for name, value in nets[0].state_dict().items():
+        assert torch.equal(value, nets[1].state_dict()[name]), name

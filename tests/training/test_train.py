@@ -1,0 +1,345 @@
+"""`gblr.train` on one process: it learns, meets the budget, takes any kind of data and leaves a plain model."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import gblr
+from gblr.layers.gaudi import GaudiModule
+from gblr.training.loop import train
+from gblr.training.train_config import TrainConfig
+from tests.helpers import assert_close
+from tests.shape_hook import shapes_unchecked
+from tests.training.cases import BUDGET, make_config, make_data, make_net, without_seconds
+
+DATA, TEST = make_data(), make_data(50)
+
+
+def state(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_it_learns_and_meets_the_budget():
+    net = make_net()
+    result = train(net, DATA, TEST, make_config(epochs=16, structure_lr=0.01))
+    first, last = result.history[0], result.history[-1]
+    assert len(result.history) == 16 and last["step"] == 80 and last["epoch"] == 16.0
+    assert last["train_loss"] < 0.5 * first["train_loss"] and last["accuracy"] > 0.9
+    assert result.relative_cost == last["relative_cost"] <= 0.3 and last["sigma"] == math.inf
+    expected = net(TEST.tensors[0])
+    gblr.harden_(net)
+    assert_close(net(TEST.tensors[0]), expected)  # exact, as the masks are sharp at the end
+    assert result.seconds > 0
+
+
+def test_rows_count_as_the_paper_and_the_cost_report_do():
+    net = make_net()
+    result = train(net, DATA, None, make_config())
+    gblr.harden_(net)
+    assert gblr.cost(net, DATA.tensors[0]).relative_cost == pytest.approx(result.relative_cost)
+
+
+def test_a_model_without_gaudi_layers_trains_under_the_same_settings():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    result = train(net, DATA, TEST, make_config(epochs=10))
+    assert result.relative_cost is None and result.best > 0.7
+    assert "relative_cost" not in result.history[0]
+
+
+def test_without_a_budget_structure_is_trained_but_not_shrunk():
+    net = make_net()
+    before = state(net)
+    train(net, DATA, None, make_config(budget=None))
+    width = net.blocks[0].fc.width_frac
+    assert not torch.equal(width, before["blocks.0.fc.width_frac"])
+    assert width.mean().item() > 0.45
+
+
+def test_one_seed_gives_the_same_bits_twice():
+    config = make_config(mixup=0.2, epochs=2)
+    runs = []
+    for _ in range(2):
+        net = make_net(dropout=0.1)
+        torch.rand(7)  # whatever was drawn before
+        runs.append((train(net, DATA, TEST, config), state(net)))
+    assert without_seconds(runs[0][0].history) == without_seconds(runs[1][0].history)
+    for name, value in runs[0][1].items():
+        assert torch.equal(value, runs[1][1][name]), name
+
+
+def test_accumulating_two_batches_is_one_of_twice_the_size():
+    nets = make_net(), make_net()
+    results = [
+        train(net, DATA, TEST, make_config(epochs=3, batch_size=size, accumulate=parts))
+        for net, size, parts in zip(nets, (32, 16), (1, 2), strict=True)
+    ]
+    for row, other in zip(*(without_seconds(result.history) for result in results), strict=True):
+        assert row == pytest.approx(other, rel=1e-5, abs=1e-5)  # measured: 1e-7
+    for name, value in nets[0].state_dict().items():
+        torch.testing.assert_close(value, nets[1].state_dict()[name], rtol=1e-5, atol=1e-5)
+
+
+def test_batches_that_make_up_no_whole_step_are_left_out():
+    result = train(make_net(), DATA, None, make_config(epochs=2, batch_size=32, accumulate=2))
+    assert result.history[-1]["step"] == 4  # 5 batches: 2 steps in an epoch
+
+
+def test_evaluation_changes_nothing_in_training():
+    nets = make_net(dropout=0.1), make_net(dropout=0.1)
+    train(nets[0], DATA, None, make_config(epochs=2))
+    train(nets[1], DATA, TEST, make_config(epochs=2, eval_every=0.4))
+    for name, value in nets[0].state_dict().items():
+        assert torch.equal(value, nets[1].state_dict()[name]), name
+
+
+def test_evaluation_counts_every_sample_once():
+    net = make_net()
+    result = train(net, DATA, TEST, make_config(epochs=1, batch_size=32, budget=None))
+    x, y = TEST.tensors  # 50: a batch of 32 and a rest
+    with torch.no_grad():
+        logits = net(x)
+    assert result.history[-1]["accuracy"] == pytest.approx((logits.argmax(1) == y).float().mean().item())
+    assert result.history[-1]["loss"] == pytest.approx(nn.functional.cross_entropy(logits, y).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["loader", "list"])
+def test_loaders_and_lists_of_batches_do_as_well_as_data_sets(kind):
+    loader = DataLoader(DATA, batch_size=32, shuffle=kind == "loader", drop_last=True)
+    data = loader if kind == "loader" else list(loader)
+    result = train(make_net(), data, DataLoader(TEST, batch_size=20), make_config(epochs=4))
+    assert result.history[-1]["accuracy"] > 0.5 and result.history[-1]["step"] == 20
+
+
+def test_a_loss_of_ones_own_needs_no_labels():
+    x = DATA.tensors[0]
+    net = make_net()
+
+    def distance(model, batch):
+        return (model(batch) - batch[:, :4]).square().mean()
+
+    result = train(net, [x[:32], x[32:64]], [x[64:]], make_config(epochs=20), loss=distance)
+    assert result.history[-1]["loss"] < 0.5 * result.history[0]["loss"]
+    assert result.best == min(row["loss"] for row in result.history if row["sigma"] == math.inf)
+
+
+def test_an_evaluation_of_ones_own_gives_sums():
+    def sums(model, batch):
+        x, y = batch
+        top = model(x).topk(2, dim=-1).indices
+        return {"top2": (top == y[:, None]).any(1).sum(), "count": len(y)}
+
+    result = train(make_net(), DATA, TEST, make_config(epochs=8, budget=None), evaluate=sums)
+    assert 0.7 < result.history[-1]["top2"] <= 1 and result.best is None
+    with pytest.raises(ValueError, match=r"as 'count'; got \['loss'\]"):
+        train(make_net(), DATA, TEST, make_config(epochs=1), evaluate=lambda model, batch: {"loss": 1.0})
+
+
+def test_images_with_mixup_cutmix_and_smoothing():
+    torch.manual_seed(0)
+    images, labels = torch.randn(32, 3, 6, 6), torch.arange(32) % 4
+    images += labels[:, None, None, None]
+    net = nn.Sequential(gblr.GaudiConv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+    data = TensorDataset(images, labels)
+    config = make_config(epochs=20, batch_size=16, mixup=0.4, cutmix=1.0, label_smoothing=0.1, ema=0.9)
+    result = train(net, data, data, config)
+    assert result.history[-1]["accuracy"] > 0.8 and result.relative_cost <= 0.3
+
+
+def test_the_budget_of_a_whole_model_is_counted_on_the_first_batch():
+    net = make_net()
+    train(net, DATA, None, make_config(budget=gblr.Budget(relative_cost=0.7, scope="model")))
+    gblr.harden_(net)
+    assert gblr.cost(net, DATA.tensors[0]).model_relative_cost <= 0.7
+
+
+def test_half_precision_keeps_parameters_and_structure_in_full():
+    net = make_net()
+    seen = []
+
+    def loss(model, batch):
+        logits = model(batch[0])
+        seen.append((net.blocks[0].norm.weight.dtype, torch.is_autocast_enabled("cpu")))
+        return nn.functional.cross_entropy(logits, batch[1])
+
+    result = train(net, DATA, None, make_config(precision="bf16", epochs=3), loss=loss)
+    assert {p.dtype for p in net.parameters()} == {torch.float32} and seen[0] == (torch.float32, False)
+    plain = train(make_net(), DATA, None, make_config(epochs=3))
+    assert plain.history[-1]["train_loss"] != result.history[-1]["train_loss"]
+    assert plain.history[-1]["train_loss"] == pytest.approx(result.history[-1]["train_loss"], rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_model_is_given_back_as_a_plain_module(precision):
+    net = make_net().eval()
+    names = set(vars(net))
+    train(net, DATA, None, make_config(epochs=1, precision=precision))
+    assert set(vars(net)) == names and not net.training and not net.blocks[0].training
+    twin = copy.deepcopy(net)
+    assert torch.equal(twin(TEST.tensors[0]), net(TEST.tensors[0]))
+
+
+def test_gradients_of_structure_are_not_clipped_with_the_rest():
+    """Adam without momentum divides its scale out, but for the widths' part in the norm of all."""
+    runs = []
+    for clip in (None, 1e-9):
+        net = make_net()
+        train(net, DATA, None, make_config(max_steps=1, warmup=0.0, clip_norm=clip, lr=1e-3, weight_decay=0.0))
+        runs.append(state(net))
+    start = state(make_net())
+    moved = [(run["stem.weight"] - start["stem.weight"]).abs().max() for run in runs]
+    assert moved[1] < 0.2 * moved[0]  # Adam's eps is 1e-8
+    assert torch.equal(*(run["blocks.0.fc.location_frac"] for run in runs))
+
+
+def test_frozen_parts_stay_frozen():
+    net = make_net()
+    net.stem.requires_grad_(False)
+    before = state(net)
+    train(net, DATA, None, make_config(epochs=1, ema=0.5))
+    assert torch.equal(net.stem.weight, before["stem.weight"])
+    assert not torch.equal(net.head.weight, before["head.weight"])
+
+
+def test_the_best_model_is_one_that_meets_the_budget(tmp_path):
+    net = make_net()
+    config = make_config(epochs=20, budget=BUDGET, sigma=gblr.SigmaSchedule(1.0, 20.0, sharp=0.2))
+    result = train(net, DATA, TEST, config, out=tmp_path)
+    done = [row for row in result.history if row["sigma"] == math.inf]
+    assert len(done) == 5 and result.best == max(row["accuracy"] for row in done)  # step 80 of 100 is the first
+    best = gblr.load_(make_net(seed=3), tmp_path / "best")
+    with torch.no_grad():
+        accuracy = (best(TEST.tensors[0]).argmax(1) == TEST.tensors[1]).float().mean().item()
+    assert accuracy == pytest.approx(result.best)
+    gblr.harden_(best)
+    assert gblr.cost(best, TEST.tensors[0]).relative_cost <= 0.3
+
+
+def test_epochs_may_be_reported_in_parts():
+    result = train(make_net(), DATA, TEST, make_config(epochs=1.4, eval_every=0.6))
+    assert [row["step"] for row in result.history] == [3, 6, 7]
+
+
+# -- models that know their loss --------------------------------------------------------------------------------------
+
+
+def converted(model):
+    gblr.convert_(model, gblr.GaudiConfig(relative_cost=0.8, init="low_rank", refine="none"))
+    return model
+
+
+def test_a_language_model_of_hugging_face():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    torch.manual_seed(0)
+    model = converted(transformers.GPT2LMHeadModel(config))
+    tokens = torch.arange(64 * 8).view(64, 8) * 3 % 32
+    batches = [{"input_ids": part, "labels": part} for part in tokens.split(16)]
+    result = train(model, batches, batches, make_config(epochs=10, budget=gblr.Budget(relative_cost=0.5)))
+    last = result.history[-1]
+    assert result.relative_cost <= 0.5 and last["loss"] < 0.7 * result.history[0]["loss"]
+    assert last["perplexity"] == pytest.approx(math.exp(last["loss"])) and result.best == last["loss"]
+
+
+def test_a_text_classifier_of_hugging_face_on_a_data_set_of_dicts():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=8, num_labels=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = converted(transformers.BertForSequenceClassification(config))
+    samples = [{"input_ids": [i % 20] * 4, "label": i % 2} for i in range(40)]
+
+    class Samples(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(samples)
+
+        def __getitem__(self, index):
+            return samples[index]
+
+    def collate(rows):
+        ids = torch.tensor([row["input_ids"] for row in rows])
+        return transformers.BatchEncoding({"input_ids": ids, "labels": torch.tensor([row["label"] for row in rows])})
+
+    config = make_config(epochs=10, batch_size=8, budget=gblr.Budget(relative_cost=0.5))
+    result = train(model, Samples(), Samples(), config, collate=collate)
+    assert result.history[-1]["accuracy"] > 0.9 and "perplexity" not in result.history[-1]
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "words"),
+    [
+        ([torch.zeros(4, 8)], {}, TypeError, r"must be \(inputs, labels\) or a mapping"),
+        ([{"input": torch.zeros(4, 8)}], {}, ValueError, "returned no `.loss`"),
+        ([{"input": torch.zeros(4, 8)}], {"mixup": 0.1}, ValueError, "got a mapping"),
+        ([(torch.zeros(4, 8), torch.zeros(4).long())], {"cutmix": 1.0}, ValueError, r"needs images .*; got \(4, 8\)"),
+    ],
+)
+def test_batches_that_it_cannot_use_are_refused(data, options, error, words):
+    torch.manual_seed(0)
+    with pytest.raises(error, match=words):
+        train(nn.Linear(8, 4), data, None, make_config(**options))
+
+
+def test_a_loss_of_ones_own_excludes_the_built_in_tricks():
+    with pytest.raises(ValueError, match="do them in `loss`"):
+        train(make_net(), DATA, None, make_config(mixup=0.1), loss=lambda model, batch: 0.0)
+
+
+def test_no_module_is_no_model():
+    with shapes_unchecked(), pytest.raises(TypeError, match="`model` must be a torch module; got str"):
+        train("net", DATA)
+
+
+def test_half_precision_with_scaling_needs_a_gpu():
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match="on a CPU use 'bf16' or 'no'"):
+        train(make_net(), DATA, None, make_config(precision="fp16"))
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_checkpoint(tmp_path):
+    calls = []
+
+    def loss(model, batch):
+        calls.append(1)
+        value = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return value * math.nan if len(calls) > 7 else value
+
+    with pytest.raises(FloatingPointError, match="nan at step 10; lower `lr`"):
+        train(make_net(), DATA, None, make_config(), out=tmp_path, loss=loss)
+    kept = gblr.load_(make_net(seed=2), tmp_path / "last")
+    assert all(bool(value.isfinite().all()) for value in kept.parameters())
+
+
+def test_accelerate_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "accelerate", None)
+    with pytest.raises(ImportError, match=r"pip install gblr\[hf\]"):
+        train(make_net(), DATA)
+
+
+def test_the_environment_variable_is_checked(monkeypatch):
+    monkeypatch.setenv("GBLR_PARALLEL", "fsdp2")
+    from gblr.training.assembly import _parallel
+
+    with pytest.raises(ValueError, match="`GBLR_PARALLEL` must be one of 'ddp', 'fsdp'; got 'fsdp2'"):
+        _parallel(TrainConfig())
+    assert _parallel(TrainConfig(parallel="ddp")) == "ddp"
+
+
+def test_defaults_are_a_valid_run():
+    net = make_net()
+    result = train(net, DATA, config=dataclasses.replace(TrainConfig(), batch_size=16, budget=BUDGET))
+    assert len(result.history) == 1 and result.best is None
+    assert any(isinstance(module, GaudiModule) for module in net.modules())
