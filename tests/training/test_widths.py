@@ -92,18 +92,19 @@ def test_cost_never_falls_as_a_width_grows_and_is_at_least_the_hardened_cost(sig
 
 def test_an_element_that_only_just_passes_the_threshold_is_counted_at_every_location():
     """The same mask is rounded differently at every location; the budget must hold at all of them."""
-    n, w = 64, 33
+    n, w = 64, 3
     layer = GaudiLinear(n, 1, num_blocks=n)
     with torch.no_grad():
         layer.width_frac[0], layer.width_frac[1] = 1.0, w / n
         layer.location_frac[1] = torch.arange(n) / n
     price = Price(torch.tensor([[0.0], [1.0]]).expand(2, n).double())
-    found = []
-    for sigma in torch.linspace(8.703178, 8.703184, 40, dtype=torch.float64).tolist():
+    more_elsewhere = 0
+    for sigma in torch.linspace(8.69424, 8.69427, 20, dtype=torch.float64).tolist():
         layer.set_sigma(sigma)
-        found.append(kept_by_hardening(layer)[1])
-        assert Widths([layer], sigma).cost(layer.width_frac.detach(), price) >= max(found[-1]) * n
-    assert any(len(set(kept)) > 1 for kept in found)  # it is that close
+        kept = kept_by_hardening(layer)[1]
+        more_elsewhere += max(kept) > kept[0]
+        assert Widths([layer], sigma).cost(layer.width_frac.detach(), price) >= max(kept) * n
+    assert more_elsewhere > 0  # it is that close
 
 
 def test_without_smoothing_every_element_counts_and_no_more():

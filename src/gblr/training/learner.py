@@ -14,6 +14,7 @@ from gblr.ops.prox import budget_threshold
 from gblr.ops.step import step_spectrum_at, step_table_at
 from gblr.training.budget import Budget
 from gblr.training.latency import LayerTime
+from gblr.training.positions import PositionCounter
 from gblr.training.prices import Prices, count_rest, mults_price, unit_prices
 from gblr.training.processes import from_main
 from gblr.training.schedules import SigmaSchedule, fall
@@ -32,8 +33,9 @@ class StructureLearner:
 
     `optimizer` is the one that holds the widths, or several of which the last one with widths is stepped last.
     Layers are weighed by how many positions they see: counted in the first training step, or by running
-    `example_inputs` (a tuple of arguments, or a dict of keyword arguments) at once. `callback` gets `metrics()` after
-    every `every` steps; reading them waits for the device.
+    `example_inputs` (a tuple of arguments, or a dict of keyword arguments) at once; pass those for a compiled model
+    that applies a layer several times, where calls are not seen. `callback` gets `metrics()` after every `every` steps;
+    reading them waits for the device.
 
     The state travels in `optimizer.state_dict()`: whatever saves and restores the optimizer resumes the learner too.
 
@@ -91,10 +93,13 @@ class StructureLearner:
         self._positions = None if self._rest.positions is None else list(self._rest.positions)
         self._prices: Prices | None = None
         self._start: Tensor | None = None
+        self._counter: PositionCounter | None = None
         if self._positions is not None:
             self._settle(self._positions)
         self._set_sigma(force=True)
         self._handles = self._attach(self.optimizer)
+        if self._positions is None:
+            self._counter = PositionCounter(self.layers)
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> list[Any]:
         if hasattr(optimizer, "_gblr_learner"):
@@ -108,6 +113,7 @@ class StructureLearner:
 
     def remove(self) -> None:
         """Lets go of the optimizer: later steps change neither widths nor sigma."""
+        self._stop_counting()
         for handle in self._handles:
             handle.remove()
         if self._handles:
@@ -118,8 +124,8 @@ class StructureLearner:
 
     @torch.no_grad()
     def _after_step(self) -> None:
-        if self._prices is None:
-            self._settle(_agreed([layer.num_positions for layer in self.layers], self._widths.device))
+        if self._counter is not None:
+            self._settle(_agreed(self._counter.stop(), self._widths.device))
         # a fused optimizer runs even when a GradScaler found infinities, and skips by this tensor
         skipped = getattr(self.optimizer, "found_inf", None)
         done = 1.0 if skipped is None else 1.0 - (skipped > 0).double().reshape(())
@@ -182,11 +188,17 @@ class StructureLearner:
 
     def _settle(self, positions: Sequence[float], start: float | None = None) -> None:
         """Positions are known: now layers can be weighed against each other."""
+        self._stop_counting()
         self._positions = list(positions)
         self._prices = unit_prices(self.budget, self._widths, self._positions, self._rest)
         width = self._widths.read().clamp(0, 1)
         cost = self._widths.cost(width, self._prices.budget)
         self._start = cost if start is None else torch.full_like(cost, start)
+
+    def _stop_counting(self) -> None:
+        if self._counter is not None:
+            self._counter.stop()
+        self._counter = None
 
     def _settled(self) -> tuple[Prices, Widths]:
         assert self._prices is not None
