@@ -8,6 +8,7 @@ from gblr.training.schedules import BudgetShape, check_shares
 
 Method = Literal["projection", "shrinkage"]
 Scope = Literal["layers", "model"]
+Weights = Literal["gradient", "price", "equal"]
 _END = {"projection": 0.6, "shrinkage": 0.9}
 
 
@@ -19,10 +20,16 @@ class Budget:
     hardening; `seconds` is the time of one call on `device` by a cost model that is measured there. `scope="layers"`
     means the Gaudi layers, `"model"` everything, the dense rest included.
 
+    `weights` says how widths share a cut. AdamW moves all of them equally fast, whatever they are worth; `"gradient"`
+    makes up for it: a width is cut in inverse proportion to the size of its gradient, as the proximal operator in
+    AdamW's own metric would. `"price"` cuts in proportion to what a width costs, `"equal"` all by the same fraction of
+    their axis, as the paper does.
+
     `method="projection"` lowers the bound from the present cost at the share `start` of the steps to the target at
     `end` and keeps the widths below it, exactly and at every step. `"shrinkage"` is the paper's: shrink by
     `max_shrinkage` (lambda_0, in fractions of the axis) times the learning rate while above the target; what is left
-    above it at `end` is projected, so that the budget is met whatever `max_shrinkage` is.
+    above it at `end` is projected, so that the budget is met whatever `max_shrinkage` is. The paper's 0.02 to 0.04 are
+    for its 300 epochs; by default it is large enough to take a whole axis away in a quarter of the steps.
 
     >>> Budget(relative_cost=0.3).end
     0.6
@@ -37,7 +44,8 @@ class Budget:
     start: float = 0.0
     end: float | None = None
     shape: BudgetShape = "cubic"
-    max_shrinkage: float = 0.04
+    max_shrinkage: float | None = None
+    weights: Weights = "gradient"
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("relative_cost", "num_params", "seconds")}
@@ -62,7 +70,8 @@ class Budget:
         check_shares(start=self.start, end=self.last_share)
         if self.start > self.last_share:
             raise ValueError(f"`start` must not be after `end`; got {self.start} and {self.end}.")
-        if not self.max_shrinkage > 0:
+        check_choice("weights", self.weights, Weights)
+        if self.max_shrinkage is not None and not self.max_shrinkage > 0:
             raise ValueError(f"`max_shrinkage` must be above 0; got {self.max_shrinkage}.")
         if self.device is not None and self.seconds is None:
             raise ValueError("`device` belongs to a budget in `seconds`.")

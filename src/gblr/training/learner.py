@@ -18,10 +18,13 @@ from gblr.training.positions import PositionCounter
 from gblr.training.prices import Prices, count_rest, mults_price, unit_prices
 from gblr.training.processes import from_main
 from gblr.training.schedules import SigmaSchedule, fall
-from gblr.training.widths import Widths
+from gblr.training.widths import Widths, whole
 
 Callback = Callable[[dict[str, float]], None]
 _STATE_KEY = "gblr_learner"
+_SMALL_GRADIENT = 1e-3  # of the mean: keeps the weight of a width without gradient finite
+_SHRINKING_SHARE = 0.25
+_MAX_WEIGHT = 10.0  # a width that matters little shrinks at most that much faster than the average one
 
 
 class StructureLearner:
@@ -84,6 +87,7 @@ class StructureLearner:
             )
         self._rates = WidthRates(_unwrapped(optimizer), named)
         self.optimizer = self._rates.last_optimizer
+        self._max_shrinkage = budget.max_shrinkage or self._rates.full_shrinkage(total_steps)
         self._widths = Widths(self.layers, self.sigma.final)
         device = self._widths.device
         self._steps = torch.zeros((), dtype=torch.float64, device=device)  # on the device: a captured step counts too
@@ -145,16 +149,27 @@ class StructureLearner:
         """The proximal step (Eq. 9) with the threshold that the budget's method asks for."""
         prices, widths = self._settled()
         bound = self._bound()
-        weight = prices.weight * widths.trainable
+        weight = self._weights()
         before, shrinkage = width, torch.zeros_like(self._threshold)
         if self.budget.method == "shrinkage":
             above = widths.cost(width, prices.budget) > prices.target
-            shrinkage = self.budget.max_shrinkage * above * self._rates.lr(width)
+            shrinkage = self._max_shrinkage * above * self._rates.lr(width)
             width = (width - shrinkage * weight).clamp(min=0)
             bound = torch.where(self._part >= self.budget.last_share, bound, torch.inf)
         threshold = budget_threshold(width, weight, lambda w: widths.cost(w, prices.budget), bound)
         self._threshold.copy_(threshold + shrinkage.amax())
         return widths.keep_alive((width - threshold * weight).clamp(min=0), before)
+
+    def _weights(self) -> Float[Tensor, "2 blocks"]:
+        """How much of the threshold each width feels, 1 on average."""
+        prices, widths = self._settled()
+        if self.budget.weights == "equal":
+            return widths.trainable
+        if self.budget.weights == "price":
+            return prices.weight * widths.trainable
+        size = self._rates.gradient_sizes(widths.trainable)
+        weight = 1 / (size / (size.mean() + 1e-30) + _SMALL_GRADIENT)
+        return (weight / weight.mean()).clamp(1 / _MAX_WEIGHT, _MAX_WEIGHT) * widths.trainable
 
     def _bound(self) -> Tensor:
         """What the widths may cost now, in the budget's unit."""
@@ -300,11 +315,31 @@ class WidthRates:
                 "`gblr.param_groups(model, ...)`, after sharding if the model is sharded, or freeze those layers."
             )
         self._places = [places.get(id(layer.width_frac)) for layer in named.values()]
-        self._num_blocks = [layer.num_blocks for layer in named.values()]
+        self._layers = tuple(named.values())
+        self._num_blocks = [layer.num_blocks for layer in self._layers]
         owners = [place[0] for place in self._places if place]
         if not owners:
             raise ValueError("all widths are frozen: there is no structure to learn.")
         self.last_optimizer = next(o for o in reversed(optimizers) if any(o is owner for owner in owners))
+
+    def full_shrinkage(self, total_steps: int) -> float:
+        """The lambda_0 that takes a width from the whole axis to nothing in a quarter of the steps."""
+        groups = [place[0].param_groups[place[1]] for place in self._places if place]
+        lr = max(float(group.get("initial_lr", group["lr"])) for group in groups)
+        return 1 / (_SHRINKING_SHARE * total_steps * lr)
+
+    def gradient_sizes(self, like: Float[Tensor, "2 blocks"]) -> Float[Tensor, "2 blocks"]:
+        """Root mean square of each width's gradient, as its optimizer keeps it; 0 for frozen ones."""
+        sizes = []
+        for place, layer, n in zip(self._places, self._layers, self._num_blocks, strict=True):
+            state = place[0].state.get(layer.width_frac, {}) if place else {}
+            if place and "exp_avg_sq" not in state:
+                raise ValueError(
+                    f"{type(place[0]).__name__} keeps no mean square of gradients (`exp_avg_sq`), by which widths are "
+                    'weighed; use Adam or AdamW for the structure, or `Budget(..., weights="equal")`.'
+                )
+            sizes.append(whole(state["exp_avg_sq"]).to(like.device).sqrt() if place else like.new_zeros(2, n))
+        return torch.cat(sizes, dim=1)
 
     def lr(self, like: Float[Tensor, "2 blocks"]) -> Float[Tensor, "*s"]:
         """A number where all widths share it, else one per block."""

@@ -67,7 +67,7 @@ class Widths:
         Widths and locations are indices into tables: a NaN, after a loss of NaN, would end a CUDA program with a failed
         assertion instead of showing that loss.
         """
-        return _whole(self._side_by_side()).nan_to_num(0.0)
+        return whole(self._side_by_side()).nan_to_num(0.0)
 
     def write(self, width: Float[Tensor, "2 blocks"]) -> None:
         """Of sharded parameters each process takes its part."""
@@ -156,7 +156,8 @@ def _is_sharded(parameter: Any) -> bool:
     return hasattr(parameter, "full_tensor")  # a DTensor, without importing torch.distributed.tensor
 
 
-def _whole(parameter: Any) -> Tensor:
+def whole(parameter: Any) -> Tensor:
+    """The full value of a parameter or of its optimizer state, gathered from all processes if it is sharded."""
     value = parameter.detach()
     return value.full_tensor() if _is_sharded(value) else value
 

@@ -1,0 +1,1 @@
+"""Experiments of the paper on real data, one file per table or figure."""

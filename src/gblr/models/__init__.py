@@ -1,0 +1,1 @@
+"""Networks for experiments. They know nothing of structure: it enters by conversion alone."""
