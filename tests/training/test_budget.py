@@ -44,6 +44,7 @@ def test_the_clock_and_the_rest_of_the_model_need_example_inputs(budget, needed)
         ({"relative_cost": 0.3, "end": 60}, ["`end`", "share", "60"]),
         ({"relative_cost": 0.3, "start": 0.7}, ["`start`", "`end`", "0.7", "0.6"]),
         ({"relative_cost": 0.3, "max_shrinkage": 0.0}, ["`max_shrinkage`", "0.0"]),
+        ({"relative_cost": 0.3, "weights": "heavy"}, ["`weights`", "'heavy'", "gradient"]),
         ({"relative_cost": 0.3, "device": "cpu"}, ["`device`", "`seconds`"]),
     ],
 )

@@ -245,10 +245,10 @@ def still_model(widths: float = 0.9) -> nn.Sequential:
     return model
 
 
-def shrunk_by(model: nn.Sequential, optimizer, structure_steps: int = 1, **options) -> list[float]:
+def shrunk_by(model: nn.Sequential, optimizer) -> list[float]:
     """How much the widths of each layer fell in a step without gradients, over the weight of the layer."""
-    options = {"budget": Budget(relative_cost=0.01, method="shrinkage", max_shrinkage=0.1, end=1.0)} | options
-    learner = learner_of(model, optimizer, sigma=SigmaSchedule.constant(math.inf), total_steps=100, **options)
+    budget = Budget(relative_cost=0.01, method="shrinkage", max_shrinkage=0.1, end=1.0, weights="price")
+    learner = learner_of(model, optimizer, budget=budget, sigma=SigmaSchedule.constant(math.inf), total_steps=100)
     optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
     weights = [layer.block_rank * torch.tensor(layer._axes).float() for layer in learner.layers]
     mean = sum(w.sum() * layer.num_blocks for w, layer in zip(weights, learner.layers, strict=True))
@@ -263,6 +263,82 @@ def shrunk_by(model: nn.Sequential, optimizer, structure_steps: int = 1, **optio
     for f in found:
         assert torch.allclose(f, f.mean().expand_as(f), rtol=1e-4)  # the price is in the threshold
     return [float(f.mean()) for f in found]
+
+
+def cut_by_projection(model: nn.Sequential, weights: str) -> tuple[torch.Tensor, torch.optim.Optimizer]:
+    """How much each width fell in a step in which the optimizer itself moved none."""
+    optimizer = adamw(model, structure_lr=0.0)
+    learner_of(model, optimizer, budget=Budget(relative_cost=0.7, end=0.0, weights=weights), total_steps=4)
+    before = torch.cat([layer.width_frac.detach() for layer in gaudi_layers(model)], 1)
+    one_step(model, optimizer)
+    return before - torch.cat([layer.width_frac.detach() for layer in gaudi_layers(model)], 1), optimizer
+
+
+def test_widths_share_a_cut_equally_by_price_or_by_gradient():
+    cut, _ = cut_by_projection(still_model(), "equal")
+    assert torch.allclose(cut, cut.mean().expand_as(cut), rtol=1e-4) and cut.mean() > 0.01
+    cut, _ = cut_by_projection(still_model(), "price")
+    assert torch.allclose(cut / cut[0, 0], torch.tensor([[16.0] * 12 + [8.0] * 8, [12.0] * 12 + [16.0] * 8]) / 16)
+    model = still_model()
+    cut, optimizer = cut_by_projection(model, "gradient")
+    size = torch.cat([optimizer.state[layer.width_frac]["exp_avg_sq"].sqrt() for layer in gaudi_layers(model)], 1)
+    expected = 1 / (size / size.mean() + 1e-3)
+    expected = (expected / expected.mean()).clamp(0.1, 10)
+    ratio = (cut / expected)[:, (cut < 0.8).all(0)]  # of blocks that were not cut down to 0
+    assert ratio.numel() > 10 and torch.allclose(ratio, ratio.mean().expand_as(ratio), rtol=1e-3)
+
+
+def test_weights_by_gradient_do_not_hang_on_frozen_layers():
+    """They have no gradient: were it counted as a small one, it would dwarf those of all others."""
+    model = nn.Sequential(*mlp(), GaudiLinear(8, 8))
+    model[3].width_frac.requires_grad_(False)
+    learner = learner_of(model, budget=Budget(relative_cost=0.9))
+    train(learner, model, steps=1)
+    weights = learner._weights()
+    assert not weights[:, 20:].any()
+    assert weights[:, :20].mean() > 0.5 and weights[:, :20].std() > 0.3
+
+
+def test_layers_that_no_gradient_has_reached_are_no_reason_to_stop():
+    model = nn.ModuleDict({"used": mlp(), "unused": GaudiLinear(6, 6)})
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)  # holds the widths of all, frozen or not
+    model["used"][0].width_frac.requires_grad_(False)
+    learner = learner_of(model, optimizer, budget=Budget(relative_cost=0.7))
+    for _ in range(8):
+        one_step(model["used"], optimizer)
+    assert learner.step == 8 and learner.relative_cost <= 0.7
+
+
+def test_an_optimizer_that_does_not_measure_gradients_needs_other_weights():
+    model = mlp()
+    learner = learner_of(model, torch.optim.SGD(model.parameters(), 0.01))
+    with raises_value_error("SGD", "`exp_avg_sq`", "AdamW"):
+        one_step(model, learner.optimizer)
+    learner.remove()
+    learner = learner_of(model, learner.optimizer, budget=Budget(relative_cost=0.3, weights="equal"))
+    train(learner, model)
+    assert learner.relative_cost <= 0.3
+
+
+def test_the_default_shrinkage_takes_a_whole_axis_away_in_a_quarter_of_the_steps():
+    model = still_model(1.0)
+    budget = Budget(relative_cost=0.001, method="shrinkage", weights="equal", end=1.0)
+    optimizer = adamw(model, structure_lr=0.3)
+    torch.optim.lr_scheduler.LinearLR(optimizer, 1e-3)  # warms up: the rate is far below its own at first
+    learner = learner_of(model, optimizer, budget=budget, sigma=SigmaSchedule.constant(math.inf), total_steps=40)
+    optimizer.param_groups[-1]["lr"] = 0.3
+    for step in range(12):
+        optimizer.step()
+        widest = max(float(layer.width_frac.detach().max()) for layer in gaudi_layers(model))
+        assert widest == pytest.approx(1 - (step + 1) / 10, abs=1e-4) if step < 8 else widest < 0.2
+    assert learner.relative_cost == 0
+
+
+def test_a_rate_of_zero_tells_nothing_about_shrinkage():
+    model = mlp()
+    learner_of(model, adamw(model, structure_lr=0.0)).remove()  # projection does not ask for it
+    with raises_value_error("rate", "0", "`max_shrinkage`"):
+        learner_of(model, adamw(model, structure_lr=0.0), budget=Budget(relative_cost=0.3, method="shrinkage"))
 
 
 def test_the_threshold_of_shrinkage_is_the_present_rate_of_the_widths():
@@ -367,12 +443,12 @@ def test_a_step_reads_no_value_on_the_host(method, rounding):
     model = mlp(rounding=rounding, num_blocks=4)
     model[0].requires_grad_(False)  # its rate is a number beside the tensors of the others
     groups = [group | {"lr": torch.tensor(group["lr"])} for group in param_groups(model, lr=0.01)]
-    optimizer = torch.optim.SGD(groups)
-    budget = Budget(relative_cost=0.9, method=method)
-    learner = learner_of(model, optimizer, budget=budget, sigma=SOFT, example_inputs=ROWS)
+    optimizer = torch.optim.AdamW(groups, foreach=False)
+    learner = learner_of(model, optimizer, budget=Budget(relative_cost=0.9, method=method), sigma=SOFT)
+    train(learner, model, steps=1)
     with no_values_read():
         learner._after_step()
-    assert learner.step == 1
+    assert learner.step == 2
 
 
 # -- what it tells -----------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ WAYS = [by_optimizer, by_optimizer_before_the_model, by_learner, by_learner_made
     [(0, "projection", SHARP), (1, "shrinkage", SOFT), (4, "projection", SOFT), (7, "shrinkage", SHARP)],
 )
 def test_a_run_stopped_and_resumed_gives_the_same_bits(way: Callable, stop, method, sigma):
-    options = {"budget": Budget(relative_cost=0.3, method=method, max_shrinkage=3.0), "sigma": sigma}
+    options = {"budget": Budget(relative_cost=0.3, method=method), "sigma": sigma}
     straight = Run(**options)
     straight.attach()
     straight.train(stop)
@@ -146,14 +146,22 @@ def test_measured_times_are_kept_and_not_measured_again():
     assert second.state_dict() == first.state_dict()
 
 
+def test_the_default_shrinkage_is_that_of_the_rates_at_the_beginning():
+    budget = Budget(relative_cost=0.3, method="shrinkage")
+    first, second = (learner_of(m, adamw(m, structure_lr=lr), budget=budget) for m, lr in ((mlp(), 0.1), (mlp(), 0.01)))
+    assert second.state_dict() != first.state_dict()
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict()
+
+
 def test_the_callback_keeps_its_steps_after_resuming():
     model, found = mlp(), []
     first = learner_of(model, every=3)
     train(first, model, steps=2)
-    second = learner_of(mlp(), every=3, callback=lambda metrics: found.append(metrics["step"]))
+    model = mlp()
+    second = learner_of(model, every=3, callback=lambda metrics: found.append(metrics["step"]))
     second.load_state_dict(first.state_dict())
-    for _ in range(5):
-        second.optimizer.step()
+    train(second, model, steps=5)
     assert found == [3, 6]
 
 

@@ -87,7 +87,9 @@ class StructureLearner:
             )
         self._rates = WidthRates(_unwrapped(optimizer), named)
         self.optimizer = self._rates.last_optimizer
-        self._max_shrinkage = budget.max_shrinkage or self._rates.full_shrinkage(total_steps)
+        self._max_shrinkage = budget.max_shrinkage or 0.0
+        if budget.method == "shrinkage" and budget.max_shrinkage is None:
+            self._max_shrinkage = self._rates.full_shrinkage(total_steps)
         self._widths = Widths(self.layers, self.sigma.final)
         device = self._widths.device
         self._steps = torch.zeros((), dtype=torch.float64, device=device)  # on the device: a captured step counts too
@@ -167,9 +169,10 @@ class StructureLearner:
             return widths.trainable
         if self.budget.weights == "price":
             return prices.weight * widths.trainable
-        size = self._rates.gradient_sizes(widths.trainable)
-        weight = 1 / (size / (size.mean() + 1e-30) + _SMALL_GRADIENT)
-        return (weight / weight.mean()).clamp(1 / _MAX_WEIGHT, _MAX_WEIGHT) * widths.trainable
+        size = self._rates.gradient_sizes(widths.trainable) * widths.trainable
+        count = widths.trainable.sum()
+        weight = widths.trainable / (size / (size.sum() / count + 1e-30) + _SMALL_GRADIENT)
+        return (weight / (weight.sum() / count)).clamp(1 / _MAX_WEIGHT, _MAX_WEIGHT) * widths.trainable
 
     def _bound(self) -> Tensor:
         """What the widths may cost now, in the budget's unit."""
@@ -260,6 +263,7 @@ class StructureLearner:
             "total_steps": self.total_steps,
             "positions": self._positions,
             "start": None if self._start is None else float(self._start),
+            "max_shrinkage": self._max_shrinkage,
             "layer_times": [list(astuple(time)) for time in self._rest.layer_times],
             "seconds_outside": self._rest.seconds,
         }
@@ -277,6 +281,7 @@ class StructureLearner:
             )
         self._steps.fill_(state["step"])
         self._calls = state["step"]
+        self._max_shrinkage = state["max_shrinkage"]  # of the rates at the beginning
         # measured once: a second measurement would differ, and with it the rest of the run
         times = tuple(LayerTime(*time) for time in state["layer_times"])
         self._rest = replace(self._rest, layer_times=times, seconds=state["seconds_outside"])
@@ -326,19 +331,25 @@ class WidthRates:
         """The lambda_0 that takes a width from the whole axis to nothing in a quarter of the steps."""
         groups = [place[0].param_groups[place[1]] for place in self._places if place]
         lr = max(float(group.get("initial_lr", group["lr"])) for group in groups)
+        if not lr > 0:
+            raise ValueError(
+                "the learning rate of the widths is 0 now, and `max_shrinkage` follows from it; pass "
+                "`Budget(..., max_shrinkage=...)`, or make the learner before rates are warmed up."
+            )
         return 1 / (_SHRINKING_SHARE * total_steps * lr)
 
     def gradient_sizes(self, like: Float[Tensor, "2 blocks"]) -> Float[Tensor, "2 blocks"]:
-        """Root mean square of each width's gradient, as its optimizer keeps it; 0 for frozen ones."""
+        """Root mean square of each width's gradient, as its optimizer keeps it; 0 where none came yet, or ever will."""
         sizes = []
         for place, layer, n in zip(self._places, self._layers, self._num_blocks, strict=True):
             state = place[0].state.get(layer.width_frac, {}) if place else {}
-            if place and "exp_avg_sq" not in state:
+            if place and layer.width_frac.grad is not None and "exp_avg_sq" not in state:
                 raise ValueError(
                     f"{type(place[0]).__name__} keeps no mean square of gradients (`exp_avg_sq`), by which widths are "
                     'weighed; use Adam or AdamW for the structure, or `Budget(..., weights="equal")`.'
                 )
-            sizes.append(whole(state["exp_avg_sq"]).to(like.device).sqrt() if place else like.new_zeros(2, n))
+            known = "exp_avg_sq" in state
+            sizes.append(whole(state["exp_avg_sq"]).to(like.device).sqrt() if known else like.new_zeros(2, n))
         return torch.cat(sizes, dim=1)
 
     def lr(self, like: Float[Tensor, "2 blocks"]) -> Float[Tensor, "*s"]:
