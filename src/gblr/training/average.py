@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gblr.layers.gaudi import GaudiModule
+from gblr.training.widths import local_part
 
 
 class Average:
@@ -25,7 +26,7 @@ class Average:
             for name in module._structure_names
         }
         state = model.state_dict(keep_vars=True).values()
-        unique = {id(t): t.detach() for t in state if t.is_floating_point() and id(t) not in structure}
+        unique = {id(t): local_part(t) for t in state if t.is_floating_point() and id(t) not in structure}
         self._live: list[Tensor] = list(unique.values())
         self._mean = [tensor.clone() for tensor in self._live]
 
@@ -33,27 +34,21 @@ class Average:
     def update(self, step: int) -> None:
         """After optimizer step `step`, counted from 0."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        for mean, live in zip(self._mean, self._live, strict=True):
-            mean.lerp_(live, 1 - decay)
+        torch._foreach_lerp_(self._mean, self._live, 1 - decay)
 
     @torch.no_grad()
     def restart(self) -> None:
         """Takes the model's present weights for the average."""
-        for mean, live in zip(self._mean, self._live, strict=True):
-            mean.copy_(live)
+        torch._foreach_copy_(self._mean, self._live)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The model has the averaged weights inside, and its own again after."""
         with torch.no_grad():
             own = [tensor.clone() for tensor in self._live]
-            self._put(self._mean)
+            torch._foreach_copy_(self._live, self._mean)
         try:
             yield
         finally:
             with torch.no_grad():
-                self._put(own)
-
-    def _put(self, values: list[Tensor]) -> None:
-        for live, value in zip(self._live, values, strict=True):
-            live.copy_(value)
+                torch._foreach_copy_(self._live, own)

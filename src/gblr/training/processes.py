@@ -1,10 +1,15 @@
 """What several processes of one run tell each other; alone, a process tells itself."""
 
 import atexit
+import sys
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+
+_GOODBYE = timedelta(seconds=5)
 
 
 def is_one_of_several() -> bool:
@@ -12,14 +17,19 @@ def is_one_of_several() -> bool:
 
 
 def leave_at_exit() -> None:
-    """Lets go of the others when the program ends: torch asks for it, and threads of the backend may crash without."""
+    """Lets go of the others when the program ends, as torch asks for."""
     atexit.unregister(_leave)  # once is enough, however many runs there are
     atexit.register(_leave)
 
 
 def _leave() -> None:
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+    failed = hasattr(sys, "last_value")  # an error is on its way out: the others may never come, and NCCL would wait
+    if failed or not (dist.is_available() and dist.is_initialized()):
+        return
+    if dist.get_backend() == "gloo":  # it aborts a process whose peer is gone a moment before it
+        with suppress(RuntimeError):
+            dist.monitored_barrier(timeout=_GOODBYE)
+    dist.destroy_process_group()
 
 
 def sum_over_processes(value: Tensor) -> Tensor:

@@ -73,17 +73,19 @@ class Widths:
         """Of sharded parameters each process takes its part."""
         whole = self._side_by_side()
         part = _part_of(whole, width) if _is_sharded(whole) else width
-        torch._foreach_copy_([_local(layer.width_frac) for layer in self.layers], part.split(self.num_blocks, dim=1))
+        torch._foreach_copy_(
+            [local_part(layer.width_frac) for layer in self.layers], part.split(self.num_blocks, dim=1)
+        )
 
     def _side_by_side(self) -> Any:
         """All widths as one tensor, sharded if they are: one exchange between processes instead of one per layer."""
         widths = [layer.width_frac.detach() for layer in self.layers]
-        local = torch.cat([_local(width).to(self.device) for width in widths], dim=1)
+        local = torch.cat([local_part(width).to(self.device) for width in widths], dim=1)
         return _joined(local, widths[0], sum(self.num_blocks)) if _is_sharded(widths[0]) else local
 
     def wrap_locations(self) -> None:
         """Locations are cyclic: modulo 1; 0 for what is no number."""
-        locations = [_local(layer.location_frac) for layer in self.layers]
+        locations = [local_part(layer.location_frac) for layer in self.layers]
         value = torch.cat([location.to(self.device) for location in locations], dim=1)
         torch._foreach_copy_(locations, (value - value.floor()).nan_to_num(0.0).split(self.num_blocks, dim=1))
 
@@ -162,7 +164,8 @@ def whole(parameter: Any) -> Tensor:
     return value.full_tensor() if _is_sharded(value) else value
 
 
-def _local(parameter: Any) -> Tensor:
+def local_part(parameter: Any) -> Tensor:
+    """What this process has of a parameter, sharing its memory; all of it unless the parameter is sharded."""
     value = parameter.detach()
     return value.to_local() if _is_sharded(value) else value
 
