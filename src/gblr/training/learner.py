@@ -18,7 +18,7 @@ from gblr.training.positions import PositionCounter
 from gblr.training.prices import Prices, count_rest, mults_price, unit_prices
 from gblr.training.processes import from_main
 from gblr.training.schedules import SigmaSchedule, fall
-from gblr.training.widths import Widths, whole
+from gblr.training.widths import Widths, side_by_side, whole
 
 Callback = Callable[[dict[str, float]], None]
 _STATE_KEY = "gblr_learner"
@@ -340,17 +340,16 @@ class WidthRates:
 
     def gradient_sizes(self, like: Float[Tensor, "2 blocks"]) -> Float[Tensor, "2 blocks"]:
         """Root mean square of each width's gradient, as its optimizer keeps it; 0 where none came yet, or ever will."""
-        sizes = []
-        for place, layer, n in zip(self._places, self._layers, self._num_blocks, strict=True):
+        squares = []
+        for place, layer in zip(self._places, self._layers, strict=True):
             state = place[0].state.get(layer.width_frac, {}) if place else {}
             if place and layer.width_frac.grad is not None and "exp_avg_sq" not in state:
                 raise ValueError(
                     f"{type(place[0]).__name__} keeps no mean square of gradients (`exp_avg_sq`), by which widths are "
                     'weighed; use Adam or AdamW for the structure, or `Budget(..., weights="equal")`.'
                 )
-            known = "exp_avg_sq" in state
-            sizes.append(whole(state["exp_avg_sq"]).to(like.device).sqrt() if known else like.new_zeros(2, n))
-        return torch.cat(sizes, dim=1)
+            squares.append(state["exp_avg_sq"] if "exp_avg_sq" in state else torch.zeros_like(layer.width_frac))
+        return whole(side_by_side(squares, like.device)).nan_to_num(0.0).sqrt()
 
     def lr(self, like: Float[Tensor, "2 blocks"]) -> Float[Tensor, "*s"]:
         """A number where all widths share it, else one per block."""

@@ -78,10 +78,7 @@ class Widths:
         )
 
     def _side_by_side(self) -> Any:
-        """All widths as one tensor, sharded if they are: one exchange between processes instead of one per layer."""
-        widths = [layer.width_frac.detach() for layer in self.layers]
-        local = torch.cat([local_part(width).to(self.device) for width in widths], dim=1)
-        return _joined(local, widths[0], sum(self.num_blocks)) if _is_sharded(widths[0]) else local
+        return side_by_side([layer.width_frac for layer in self.layers], self.device)
 
     def wrap_locations(self) -> None:
         """Locations are cyclic: modulo 1; 0 for what is no number."""
@@ -170,14 +167,19 @@ def local_part(parameter: Any) -> Tensor:
     return value.to_local() if _is_sharded(value) else value
 
 
-def _joined(local: Tensor, like: Any, num_blocks: int) -> Any:
-    """Shards along the first axis, joined along the second, are the shards of what is joined."""
+def side_by_side(tensors: Sequence[Any], device: torch.device) -> Any:
+    """(2, blocks) of each layer as one tensor, sharded if they are: gathered in one exchange instead of one per layer.
+
+    Shards lie along the first axis; joined along the second they are the shards of what is joined.
+    """
+    local = torch.cat([local_part(tensor).to(device) for tensor in tensors], dim=1)
+    first = tensors[0]
+    if not _is_sharded(first):
+        return local
     from torch.distributed.tensor import DTensor  # half a second to import, for sharded models only
 
-    shape = torch.Size((2, num_blocks))
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=(num_blocks, 1)
-    )
+    shape, stride = torch.Size((2, local.shape[1])), (local.shape[1], 1)
+    return DTensor.from_local(local, first.device_mesh, first.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _part_of(parameter: Any, value: Tensor) -> Tensor:
