@@ -26,10 +26,10 @@ def state(model):
 
 def test_it_learns_and_meets_the_budget():
     net = make_net()
-    result = train(net, DATA, TEST, make_config(epochs=16, structure_lr=0.01))
+    result = train(net, DATA, TEST, make_config(epochs=12))
     first, last = result.history[0], result.history[-1]
-    assert len(result.history) == 16 and last["step"] == 80 and last["epoch"] == 16.0
-    assert last["train_loss"] < 0.5 * first["train_loss"] and last["accuracy"] > 0.9
+    assert len(result.history) == 12 and last["step"] == 60 and last["epoch"] == 12.0
+    assert last["train_loss"] < 0.5 * first["train_loss"] and last["accuracy"] > 0.85
     assert result.relative_cost == last["relative_cost"] <= 0.3 and last["sigma"] == math.inf
     expected = net(TEST.tensors[0])
     gblr.harden_(net)
@@ -134,7 +134,7 @@ def test_an_evaluation_of_ones_own_gives_sums():
         top = model(x).topk(2, dim=-1).indices
         return {"top2": (top == y[:, None]).any(1).sum(), "count": len(y)}
 
-    result = train(make_net(), DATA, TEST, make_config(epochs=8, budget=None), evaluate=sums)
+    result = train(make_net(), DATA, TEST, make_config(epochs=5, budget=None), evaluate=sums)
     assert 0.7 < result.history[-1]["top2"] <= 1 and result.best is None
     with pytest.raises(ValueError, match=r"as 'count'; got \['loss'\]"):
         train(make_net(), DATA, TEST, make_config(epochs=1), evaluate=lambda model, batch: {"loss": 1.0})
@@ -143,10 +143,10 @@ def test_an_evaluation_of_ones_own_gives_sums():
 def test_images_with_mixup_cutmix_and_smoothing():
     torch.manual_seed(0)
     images, labels = torch.randn(32, 3, 6, 6), torch.arange(32) % 4
-    images += labels[:, None, None, None]
+    images[:, 0] += 2 * labels[:, None, None]
     net = nn.Sequential(gblr.GaudiConv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
     data = TensorDataset(images, labels)
-    config = make_config(epochs=20, batch_size=16, mixup=0.4, cutmix=1.0, label_smoothing=0.1, ema=0.9)
+    config = make_config(epochs=16, batch_size=16, mixup=0.4, cutmix=1.0, label_smoothing=0.1, ema=0.9)
     result = train(net, data, data, config)
     assert result.history[-1]["accuracy"] > 0.8 and result.relative_cost <= 0.3
 
@@ -208,10 +208,10 @@ def test_frozen_parts_stay_frozen():
 
 def test_the_best_model_is_one_that_meets_the_budget(tmp_path):
     net = make_net()
-    config = make_config(epochs=20, budget=BUDGET, sigma=gblr.SigmaSchedule(1.0, 20.0, sharp=0.2))
+    config = make_config(epochs=10, budget=BUDGET, sigma=gblr.SigmaSchedule(1.0, 20.0, end=0.5, sharp=0.4))
     result = train(net, DATA, TEST, config, out=tmp_path)
     done = [row for row in result.history if row["sigma"] == math.inf]
-    assert len(done) == 5 and result.best == max(row["accuracy"] for row in done)  # step 80 of 100 is the first
+    assert len(done) == 5 and result.best == max(row["accuracy"] for row in done)  # from step 30 of 50 on
     best = gblr.load_(make_net(seed=3), tmp_path / "best")
     with torch.no_grad():
         accuracy = (best(TEST.tensors[0]).argmax(1) == TEST.tensors[1]).float().mean().item()
@@ -236,13 +236,13 @@ def converted(model):
 def test_a_language_model_of_hugging_face():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
     )
     torch.manual_seed(0)
     model = converted(transformers.GPT2LMHeadModel(config))
     tokens = torch.arange(64 * 8).view(64, 8) * 3 % 32
     batches = [{"input_ids": part, "labels": part} for part in tokens.split(16)]
-    result = train(model, batches, batches, make_config(epochs=10, budget=gblr.Budget(relative_cost=0.5)))
+    result = train(model, batches, batches, make_config(epochs=8, budget=gblr.Budget(relative_cost=0.5)))
     last = result.history[-1]
     assert result.relative_cost <= 0.5 and last["loss"] < 0.7 * result.history[0]["loss"]
     assert last["perplexity"] == pytest.approx(math.exp(last["loss"])) and result.best == last["loss"]

@@ -17,6 +17,7 @@ from gblr.training import atomic
 from gblr.training.atomic import complete, replacing
 from gblr.training.interrupts import Interrupts, obey
 from gblr.training.loop import Run, train
+from tests.shape_hook import shapes_unchecked
 from tests.training.cases import make_config, make_data, make_net, without_seconds
 
 TEST = make_data(50)
@@ -57,7 +58,7 @@ def crash():
 
 
 def run(out=None, seed=0, data=None, **changes):
-    config = make_config(mixup=0.2, ema=0.9, checkpoint_every=0.4, **changes)
+    config = make_config(epochs=4, mixup=0.2, ema=0.9, checkpoint_every=0.4, **changes)
     net = make_net(dropout=0.1, seed=seed)
     result = train(net, data or Noisy(), TEST, config, out=out)
     return net.state_dict(), result
@@ -70,12 +71,20 @@ def assert_same_bits(one, other):
         assert torch.equal(value, other[0][name]), name
 
 
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    """Some forty runs: checking shapes takes longer than training, and test_train.py does it."""
+    with shapes_unchecked():
+        yield
+
+
 @pytest.fixture(scope="module")
 def uninterrupted():
-    return run()
+    with shapes_unchecked():
+        return run()
 
 
-@pytest.mark.parametrize("crashes", [(2,), (3, 12, 27)])
+@pytest.mark.parametrize("crashes", [(2,), (3, 9, 17)])
 def test_a_crash_at_any_step_changes_no_bit(crashes, uninterrupted, tmp_path, monkeypatch):
     """Mixup, dropout, augmentation, average and structure all go on as if nothing had happened."""
     for number, step in enumerate(crashes):
@@ -108,21 +117,21 @@ def test_accumulation_and_plain_batches_resume_too(tmp_path, monkeypatch):
 def test_signals_save_and_say_how_to_go_on(number, ends, uninterrupted, tmp_path, monkeypatch, capsys):
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as patch, pytest.raises(ends) as caught:
-        before_step(patch, 16, lambda: os.kill(os.getpid(), number))
+        before_step(patch, 11, lambda: os.kill(os.getpid(), number))
         run(tmp_path)
     assert number == signal.SIGINT or caught.value.code == 143
     assert handlers == [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    words = f"stopped at step 17 of 30: saved in {tmp_path / 'last'}; start it again as before to continue."
+    words = f"stopped at step 12 of 20: saved in {tmp_path / 'last'}; start it again as before to continue."
     assert words in capsys.readouterr().err
     assert_same_bits(run(tmp_path), uninterrupted)
-    assert f"continuing {tmp_path} at step 17 of 30" in capsys.readouterr().err
+    assert f"continuing {tmp_path} at step 12 of 20" in capsys.readouterr().err
 
 
 def test_a_signal_without_a_folder_ends_the_run_at_once(monkeypatch, capsys):
     before_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit):
         run()
-    assert "stopped at step 4 of 30: nothing is saved." in capsys.readouterr().err
+    assert "stopped at step 4 of 20: nothing is saved." in capsys.readouterr().err
 
 
 def test_a_second_signal_does_not_wait():
@@ -289,7 +298,7 @@ def test_settings_that_change_nothing_may_change(tmp_path, uninterrupted, monkey
     with monkeypatch.context() as patch, pytest.raises(Crash):
         before_step(patch, 12, crash)
         run(tmp_path)
-    config = make_config(mixup=0.2, ema=0.9, checkpoint_every=3.0, parallel="fsdp", find_unused=True)
+    config = make_config(epochs=4, mixup=0.2, ema=0.9, checkpoint_every=3.0, parallel="fsdp", find_unused=True)
     net = make_net(dropout=0.1)
     result = train(net, Noisy(), TEST, dataclasses.replace(config), out=tmp_path)
     assert_same_bits((net.state_dict(), result), uninterrupted)

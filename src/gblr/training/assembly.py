@@ -123,7 +123,8 @@ class Assembly:
         if self.config.compile:
             self.inner._compiled_call_impl = None
         self.inner.train(self._was_training)
-        self.accelerator.free_memory()
+        if self.accelerator.device.type != "cpu":  # optimizer states would stay on the device until python cleans up
+            self.accelerator.free_memory()
 
 
 def clip_(parameters: list[nn.Parameter], max_norm: float) -> None:
