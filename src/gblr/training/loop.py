@@ -67,8 +67,9 @@ def train(
     with the same arguments it continues from `last`, in the middle of an epoch if need be, as if it had not been
     interrupted; `resume=False` starts anew. Ctrl-C and SIGTERM save before they end the run.
 
-    Started by `torchrun`, the same program trains on several processes: `batch_size` is divided among them, and
-    parameters too with `parallel="fsdp"` or GBLR_PARALLEL=fsdp in the environment.
+    Started by `torchrun --nproc_per_node 8 program.py`, the same program trains on 8 processes: `batch_size` is divided
+    among them, and parameters too with `parallel="fsdp"` or GBLR_PARALLEL=fsdp in the environment. A sharded model
+    stays sharded: load what it became from `out`.
 
     `example_inputs`, a tuple or a dict, are for budgets that count the whole model or seconds; without them the first
     batch serves.

@@ -22,6 +22,7 @@ class TrainConfig:
 
     Length: `epochs` over the data, or `max_steps` optimizer steps, which then counts instead. `batch_size` is that of
     all processes together; a step takes `accumulate` such batches. What is left over at the end of an epoch is dropped.
+    DataLoaders and other iterables of batches have a size of their own, also that of all processes.
 
     Rates: `lr` for contents and everything else, `structure_lr` for widths and locations; both rise over the share
     `warmup` of the steps and fall to the share `final_lr` of themselves along `schedule`. `weight_decay` reaches
