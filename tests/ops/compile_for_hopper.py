@@ -16,14 +16,19 @@ def compile_for_hopper(kernel, signature: dict[str, str], constants: dict[str, o
     print("compiled", kernel.__name__, signature["content_ptr"], constants)
 
 
-for dtype in ("fp32", "bf16", "fp16"):
-    pointers = {"content_ptr": f"*{dtype}", "width_ptr": "*fp32", "location_ptr": "*fp32", "table_ptr": "*fp32"}
-    sizes = {"length": "i32", "block_rank": "i32"}
-    forward = pointers | {"out_ptr": f"*{dtype}"} | sizes
-    compile_for_hopper(kernels._masked_content_fwd_kernel, forward, {"TILE": 1024})
-    sums = {"grad_content_ptr": f"*{dtype}", "at_fall_ptr": "*fp32", "at_rise_ptr": "*fp32"}
-    backward = {"grad_ptr": f"*{dtype}"} | pointers | sums | sizes
-    for content, structure in itertools.product((True, False), repeat=2):
-        if content or structure:
-            constants = {"NEED_CONTENT": content, "NEED_STRUCTURE": structure, "TILE": 1024}
-            compile_for_hopper(kernels._masked_content_bwd_kernel, backward, constants)
+def main() -> None:
+    for dtype in ("fp32", "bf16", "fp16"):
+        pointers = {"content_ptr": f"*{dtype}", "width_ptr": "*fp32", "location_ptr": "*fp32", "table_ptr": "*fp32"}
+        sizes = {"length": "i32", "block_rank": "i32"}
+        forward = pointers | {"out_ptr": f"*{dtype}"} | sizes
+        compile_for_hopper(kernels._masked_content_fwd_kernel, forward, {"TILE": 1024})
+        sums = {"grad_content_ptr": f"*{dtype}", "at_fall_ptr": "*fp32", "at_rise_ptr": "*fp32"}
+        backward = {"grad_ptr": f"*{dtype}"} | pointers | sums | sizes
+        for content, structure in itertools.product((True, False), repeat=2):
+            if content or structure:
+                constants = {"NEED_CONTENT": content, "NEED_STRUCTURE": structure, "TILE": 1024}
+                compile_for_hopper(kernels._masked_content_bwd_kernel, backward, constants)
+
+
+if __name__ == "__main__":
+    main()

@@ -386,3 +386,15 @@ def test_shapes_are_checked_under_vmap_and_compile_too():
     run = torch.compile(lambda c, w: masked_content(c, w, w, 2.0, whole=True), backend="eager")
     with raises_value_error("`content`", (4, 8), (5,)):
         run(content[0], width[0])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("sigma", [1.0, 20.0, math.inf])
+def test_moving_a_full_block_has_no_gradient_at_all(sigma, whole, generator):
+    length = 97
+    content, upstream = (torch.randn(4, 3, length, generator=generator) for _ in range(2))
+    width = torch.tensor([97.0, 97.0, 50.0, 97.0], requires_grad=True)
+    location = torch.tensor([0.0, 31.0, 31.0, 96.0], requires_grad=True)
+    masked_content(content, width, location, sigma, whole=whole).backward(upstream)
+    assert location.grad[[0, 1, 3]].tolist() == [0.0, 0.0, 0.0]  # rounding noise would become steps of Adam's
+    assert location.grad[2] != 0 and (width.grad != 0).all()

@@ -23,7 +23,8 @@ from gblr.training.widths import Widths, side_by_side, whole
 Callback = Callable[[dict[str, float]], None]
 _STATE_KEY = "gblr_learner"
 _SMALL_GRADIENT = 1e-3  # of the mean: keeps the weight of a width without gradient finite
-_SHRINKING_SHARE = 0.25
+# at 0.25 gradients held widths up against the shrinkage, and cost 0.08 was not reached in 30 epochs of CIFAR-10
+_SHRINKING_SHARE = 0.1
 _MAX_WEIGHT = 10.0  # a width that matters little shrinks at most that much faster than the average one
 
 
@@ -328,7 +329,7 @@ class WidthRates:
         self.last_optimizer = next(o for o in reversed(optimizers) if any(o is owner for owner in owners))
 
     def full_shrinkage(self, total_steps: int) -> float:
-        """The lambda_0 that takes a width from the whole axis to nothing in a quarter of the steps."""
+        """The lambda_0 that would take a width from the whole axis to nothing in a tenth of the steps."""
         groups = [place[0].param_groups[place[1]] for place in self._places if place]
         lr = max(float(group.get("initial_lr", group["lr"])) for group in groups)
         if not lr > 0:

@@ -55,7 +55,17 @@ def backward(
             upstream = _rank_dot(g.to(table.dtype), c.to(table.dtype))
             torch.sum(rows.slope_at_fall(i).mul_(upstream), -1, out=at_fall[blocks])
             torch.sum(rows.slope_at_rise(i).mul_(upstream), -1, out=at_rise[blocks])
-    return grad_content, at_fall.to(width.dtype), (at_fall - at_rise).to(width.dtype)
+    return grad_content, at_fall.to(width.dtype), location_gradient(at_fall, at_rise, width, content.shape[-1])
+
+
+def location_gradient(at_fall: Tensor, at_rise: Tensor, width: Tensor, length: int) -> Tensor:
+    """Their difference; exactly 0 where a block covers the whole axis, since moving it changes nothing.
+
+    The two sums differ by rounding alone there, and an optimizer that normalises would make steps of that noise.
+    """
+    if not at_fall.numel():
+        return at_rise.to(width.dtype)
+    return torch.where(width >= length, 0.0, at_fall - at_rise).to(width.dtype)
 
 
 def _rank_dot(a: Tensor, b: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gblr.ops.masked_content.reference import location_gradient
+
 _MAX_TILE = 1024  # elements of a row at a time; most axes fit into one to three
 
 
@@ -97,7 +99,7 @@ def backward(
     else:
         sums.zero_()
     at_fall, at_rise = sums[..., 0] if block_rank == 1 else sums.sum(-1)
-    return grad_content, at_fall.to(width.dtype), (at_fall - at_rise).to(width.dtype)
+    return grad_content, at_fall.to(width.dtype), location_gradient(at_fall, at_rise, width, length)
 
 
 def _tile(length: int) -> int:
