@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from gblr.layers.gaudi import MASK_THRESHOLD, GaudiModule, covering_interval
@@ -54,6 +54,9 @@ class Widths:
             for (n, rounding), table in zip(kinds, exact, strict=True)
         ]
         self._kept, self._kept_at_most = (torch.cat(tables).to(self.device) for tables in (exact, above))
+        # the usual case needs few operations, and the search for a threshold runs them again and again
+        self._is_plain = all(layer.rounding and layer.align == 1 for layer in self.layers)
+        self._is_sharp = math.isinf(sigma) and all(layer.rounding for layer in self.layers)
 
     def per_layer(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
         """(row, column) numbers of each layer, spread over its blocks: (2, blocks)."""
@@ -89,11 +92,13 @@ class Widths:
     def rounded(self, width: Float[Tensor, "*g 2 blocks"]) -> Float[Tensor, "*g 2 blocks"]:
         """In elements, as the layers' own masks round them; real-valued ones up, as hardening may."""
         value = width.clamp(0, 1) * self.length
+        if self._is_plain:
+            return value.round()
         nearest = torch.minimum((value / self.align).round() * self.align, self._last)
         whole = torch.where(value > (self._last + self.length) / 2, self.length, nearest)
         return torch.where(self._real, value.ceil(), whole)
 
-    def sizes(self, width: Float[Tensor, "*g 2 blocks"]) -> Int[Tensor, "*g 2 blocks"]:
+    def sizes(self, width: Float[Tensor, "*g 2 blocks"]) -> Real[Tensor, "*g 2 blocks"]:
         """Elements that hardening keeps; 0 on both sides for dead blocks."""
         return self._look_up(self._kept, width)
 
@@ -104,9 +109,10 @@ class Widths:
         """At least the hardened cost; never falls when a width grows."""
         return (self._look_up(self._kept_at_most, width) * price.per_element).sum((-2, -1)) + price.base
 
-    def _look_up(self, table: Tensor, width: Float[Tensor, "*g 2 blocks"]) -> Int[Tensor, "*g 2 blocks"]:
-        kept = table[self._offset + self.rounded(width).long()]
-        return kept * (kept > 0).all(-2, keepdim=True)
+    def _look_up(self, table: Tensor, width: Float[Tensor, "*g 2 blocks"]) -> Real[Tensor, "*g 2 blocks"]:
+        elements = self.rounded(width)
+        kept = elements if self._is_sharp else table[self._offset + elements.long()]
+        return kept * (kept.prod(-2, keepdim=True) > 0)
 
     def keep_alive(self, width: Float[Tensor, "2 blocks"], before: Float[Tensor, "2 blocks"]) -> Tensor:
         """One element on one side of the blocks that would have none on both: their gradients would all be 0.
