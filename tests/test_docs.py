@@ -127,14 +127,17 @@ def test_the_hook_says_how_to_make_a_missing_result_file(results, marker):
 
 def test_readme_shows_the_numbers_of_its_result_file():
     text = (ROOT / "README.md").read_text()
-    assert README_TABLE["with_table"](text) == text, "run `python docs/_build/readme_table.py`"
+    assert README_TABLE["with_tables"](text) == text, "run `python docs/_build/readme_table.py`"
 
 
-def test_the_readme_script_writes_the_table_between_its_markers(results):
+def test_the_readme_script_writes_the_tables_between_their_markers(results):
     (results / "minilm-stsb.json").write_text(json.dumps({"rows": MINILM_ROWS}))
-    before, after = "one\n\n" + README_TABLE["BEGIN"], README_TABLE["END"] + "\n\ntwo"
-    text = README_TABLE["with_table"](f"{before}\n\nold numbers\n\n{after}")
-    assert text.startswith(before) and text.endswith(after)
+    begin, end = README_TABLE["markers"]("minilm-stsb.json")
+    other = "\n".join(README_TABLE["markers"]("cifar10-learning.json"))
+    before, after = f"one\n\n{begin}", f"{end}\n\n{other}\n\ntwo"
+    text = README_TABLE["with_tables"](f"{before}\n\nold numbers\n\n{after}")
+    assert text.startswith(before) and text.endswith("two")
+    assert "Not measured yet: `python -m gblr.experiments.cifar10_learning --data DIR`" in text
     assert "| GBLR | global | stsb | **0.795** |" in text and "old numbers" not in text
     assert "| none |" not in text  # README shows calibrated fits alone
 

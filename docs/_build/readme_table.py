@@ -1,36 +1,54 @@
-"""Writes the results table of README.md, between its markers, from docs/results/minilm-stsb.json.
+"""Writes the results tables of README.md, between their markers, from docs/results/.
 
     python docs/_build/readme_table.py
 
-README.md is read without the docs' hook, so it has to hold the numbers; tests/test_docs.py compares them to the file.
+README.md is read without the docs' hook, so it has to hold the numbers; tests/test_docs.py compares them to the files.
 """
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from results_tables import COMMANDS, RESULTS, spearman_by_cost
+from results_tables import COMMANDS, RESULTS, Record, cifar10, spearman_by_cost
 
 README = Path(__file__).parents[2] / "README.md"
-FILE = "minilm-stsb.json"
-BEGIN, END = f"<!-- {FILE}: begin -->", f"<!-- {FILE}: end -->"
 
 
-def block() -> str:
-    """What stands between the markers: STS-B sentences as calibration, all methods."""
-    path = RESULTS / FILE
+def calibrated(record: Record) -> str:
+    """STS-B sentences as calibration, all methods."""
+    return spearman_by_cost(record, calibration="stsb")
+
+
+def by_projection(record: Record) -> str:
+    """The default budget beside dense and low rank."""
+    return cifar10({"rows": [row for row in record["rows"] if row["budget"] == "projection"]})
+
+
+TABLES: dict[str, Callable[[Record], str]] = {"minilm-stsb.json": calibrated, "cifar10-learning.json": by_projection}
+
+
+def markers(file: str) -> tuple[str, str]:
+    return f"<!-- {file}: begin -->", f"<!-- {file}: end -->"
+
+
+def block(file: str) -> str:
+    path = RESULTS / file
     if not path.exists():
-        return f"Not measured yet: `{COMMANDS[FILE]}` writes `docs/results/{FILE}`."
-    return spearman_by_cost(json.loads(path.read_text()), calibration="stsb")
+        return f"Not measured yet: `{COMMANDS[file]}` writes `docs/results/{file}`."
+    return TABLES[file](json.loads(path.read_text()))
 
 
-def with_table(text: str) -> str:
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{block()}\n\n{END}{after}"
+def with_tables(text: str) -> str:
+    for file in TABLES:
+        begin, end = markers(file)
+        before, rest = text.split(begin)
+        _, after = rest.split(end)
+        text = f"{before}{begin}\n\n{block(file)}\n\n{end}{after}"
+    return text
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text()))
+    README.write_text(with_tables(README.read_text()))

@@ -46,6 +46,37 @@ MASKS: Sequence[Column] = (
     ("length", "length", ".0f"),
     ("time of the FFT form / closed form", "fft_over_closed", ".2f"),
 )
+CIFAR10: Sequence[Column] = (
+    ("method", "method", ""),
+    ("budget", "budget", ""),
+    ("block_rank", "block_rank", ".0f"),
+    ("cost asked", "relative_cost", ".2f"),
+    ("cost reached", "reached_cost", ".3f"),
+    ("cost of the model", "model_relative_cost", ".3f"),
+    ("accuracy", "accuracy", ".2f"),
+    ("on training images", "train_accuracy", ".2f"),
+)
+WEIGHTS: Sequence[Column] = (
+    ("block_rank", "block_rank", ".0f"),
+    ("p (price)", "price_power", ".0f"),
+    ("q (gradient)", "gradient_power", ".1f"),
+    ("cost reached", "reached_cost", ".3f"),
+    ("accuracy", "accuracy", ".2f"),
+)
+DIGITS: Sequence[Column] = (
+    ("method", "method", ""),
+    ("seed", "seed", ".0f"),
+    ("cost", "relative_cost", ".3f"),
+    ("accuracy", "accuracy", ".2f"),
+    ("seconds", "seconds", ".0f"),
+)
+LEARNER: Sequence[Column] = (
+    ("block_rank", "block_rank", ".0f"),
+    ("budget", "method", ""),
+    ("step, ms", "step_ms", ".1f"),
+    ("learner, ms", "learner_ms", ".1f"),
+    ("share", "share", ".3f"),
+)
 
 
 def cell(row: Record, key: str, digits: str) -> str:
@@ -86,16 +117,47 @@ def spearman_by_cost(record: Record, calibration: str | None = None) -> str:
     return markdown_table([*keys, *(f"cost {cost:g}" for cost in costs)], rows, num_left=len(keys))
 
 
+def cifar10(record: Record) -> str:
+    """Dense and low rank have neither a budget nor blocks."""
+    none = {"budget": None, "block_rank": None}
+    rows = [row if row["method"] == "gaudi" else row | none for row in record["rows"]]
+    rows = [row | {"method": "learned structure"} if row["method"] == "gaudi" else row for row in rows]
+    return all_rows(CIFAR10, num_left=2)({"rows": rows})
+
+
+def digits_means(record: Record) -> str:
+    """Means over seeds, one line per method."""
+    groups: dict[str, list[Record]] = {}
+    for row in record["rows"]:
+        groups.setdefault(row["method"], []).append(row)
+    rows = [
+        [name, f"{len(runs)}", *(f"{sum(r[key] for r in runs) / len(runs):{form}}" for key, form in _DIGITS_MEANS)]
+        for name, runs in groups.items()
+    ]
+    return markdown_table(["method", "seeds", "cost", "accuracy", "seconds"], rows, num_left=1)
+
+
+_DIGITS_MEANS = (("relative_cost", ".3f"), ("accuracy", ".2f"), ("seconds", ".0f"))
+
 TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("masks.json", ""): all_rows(MASKS),
     ("minilm-stsb.json", ""): all_rows(MINILM, num_left=3),
     ("minilm-stsb.json", "by_cost"): spearman_by_cost,
     ("fit.json", ""): all_rows(FIT, num_left=3),
+    ("cifar10-learning.json", ""): cifar10,
+    ("cifar10-weights.json", ""): all_rows(WEIGHTS),
+    ("digits.json", ""): all_rows(DIGITS, num_left=1),
+    ("digits.json", "means"): digits_means,
+    ("learner.json", ""): all_rows(LEARNER),
 }
 COMMANDS = {
     "masks.json": "python benchmarks/bench_masks.py --out docs/results/masks.json",
     "minilm-stsb.json": "python examples/compress_minilm.py --model DIR --data DIR",
     "fit.json": "python examples/compress_minilm.py --model DIR --data DIR",
+    "cifar10-learning.json": "python -m gblr.experiments.cifar10_learning --data DIR",
+    "cifar10-weights.json": "python -m gblr.experiments.cifar10_learning --data DIR",
+    "digits.json": "python examples/learn_digits.py --seeds 4",
+    "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
 }
 
 

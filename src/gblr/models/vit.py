@@ -65,9 +65,7 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer in self._qkv())
+        projections = (self.query, self.key, self.value)
+        q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer in projections)
         y = nn.functional.scaled_dot_product_attention(q, k, v)
         return self.out(y.transpose(1, 2).flatten(2))
-
-    def _qkv(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-        return self.query, self.key, self.value
