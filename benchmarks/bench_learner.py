@@ -2,15 +2,19 @@
 
     python benchmarks/bench_learner.py --out docs/results/learner.json        # on a GPU; --smoke for a CPU
 
-Both kinds of step are run in turns; medians. `share` is the learner's part of the whole step.
+Both kinds of step are run in turns; medians. `share` is the learner's part of the whole step. `mode` is "eager", where
+the host's launches count, or "captured", the whole step with the learner's work as one CUDA graph.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,17 +32,15 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = [
-        measure(device, block_rank, method, args.smoke)
-        for block_rank in (1, 16)
-        for method in ("projection", "shrinkage")
-    ]
+    modes = ("eager", "captured") if device == "cuda" else ("eager",)
+    cases = itertools.product(modes, (1, 16), ("projection", "shrinkage"))
+    rows = [measure(device, *case, args.smoke) for case in cases]
     for row in rows:
         print(row)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "command": "python benchmarks/bench_learner.py",
-        "what": "time of a ViT-Base training step with and without the learner (batch 128, bf16, eager)",
+        "what": "time of a ViT-Base training step with and without the learner (batch 128, bf16)",
         "commit": os.environ.get("GBLR_COMMIT", ""),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
@@ -47,43 +49,68 @@ def main() -> None:
     args.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def measure(device: str, block_rank: int, method: str, smoke: bool) -> dict[str, object]:
+def measure(device: str, mode: str, block_rank: int, method: str, smoke: bool) -> dict[str, object]:
     torch.manual_seed(0)
-    sizes = {"image_size": 32, "width": 96, "depth": 2, "num_heads": 2} if smoke else {
-        "image_size": 224, "width": 768, "depth": 12, "num_heads": 12
-    }  # fmt: skip
-    batch, repeats = (4, 3) if smoke else (128, 12)
-    model = ViT(patch_size=16, num_classes=1000, **sizes)
+    size, batch, repeats = (32, 4, 3) if smoke else (224, 128, 12)
+    sizes = {"width": 96, "depth": 2, "num_heads": 2} if smoke else {"width": 768, "depth": 12, "num_heads": 12}
+    model = ViT(image_size=size, patch_size=16, num_classes=1000, **sizes)
     gblr.convert_(model, gblr.GaudiConfig(1.0, block_rank=block_rank, init="scratch"), where=CONVERTED)
     model.to(device)
-    optimizer = torch.optim.AdamW(gblr.param_groups(model, lr=1e-4), fused=device == "cuda")
-    x = torch.randn(batch, 3, sizes["image_size"], sizes["image_size"], device=device)
+    on_gpu = device == "cuda"
+    optimizer = torch.optim.AdamW(gblr.param_groups(model, lr=1e-4), fused=on_gpu, capturable=on_gpu)
+    x = torch.randn(batch, 3, size, size, device=device)
     y = torch.randint(1000, (batch,), device=device)
     budget = gblr.Budget(relative_cost=0.25, method=method)
     learner = gblr.StructureLearner(model, optimizer, budget, total_steps=4 * repeats)
-    after_step = learner._after_step
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for i in range(2 * repeats + 4):
-        active = i % 2 == 0
-        learner._after_step = after_step if active else (lambda: None)
-        wait(device)
-        begin = time.perf_counter()
-        with torch.autocast(device, torch.bfloat16):
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False):
             loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
+
+    after_step = learner._after_step
+    steps: dict[bool, Callable[[], None]] = {}
+    for active in (True, False):
+        learner._after_step = after_step if active else (lambda: None)
+        steps[active] = captured(step) if mode == "captured" else partial(run_with, learner, learner._after_step, step)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for i in range(2 * repeats + 4):
+        active = i % 2 == 0
+        wait(device)
+        begin = time.perf_counter()
+        steps[active]()
         wait(device)
         if i >= 4:
             times[active].append(time.perf_counter() - begin)
     with_learner, without = (statistics.median(times[active]) for active in (True, False))
     return {
+        "mode": mode,
         "block_rank": block_rank,
         "method": method,
         "step_ms": round(1e3 * with_learner, 2),
         "learner_ms": round(1e3 * (with_learner - without), 2),
         "share": round(1 - without / with_learner, 4),
     }
+
+
+def run_with(learner: gblr.StructureLearner, after_step: Callable[[], None], step: Callable[[], None]) -> None:
+    learner._after_step = after_step
+    step()
+
+
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def wait(device: str) -> None:

@@ -71,6 +71,7 @@ DIGITS: Sequence[Column] = (
     ("seconds", "seconds", ".0f"),
 )
 LEARNER: Sequence[Column] = (
+    ("mode", "mode", ""),
     ("block_rank", "block_rank", ".0f"),
     ("budget", "method", ""),
     ("step, ms", "step_ms", ".1f"),

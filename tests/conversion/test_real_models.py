@@ -1,6 +1,5 @@
 """Real architectures: small and random here, with weights of so low a rank that conversion must change nothing."""
 
-import importlib.util
 import os
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from gblr.conversion.harden import densify_, harden_
 from gblr.fitting.config import GaudiConfig, LowRankConfig
 from gblr.layers.gaudi import GaudiLinear
 from gblr.layers.split import SplitLinear
-from tests.conversion.converted import IMAGES, TOKENS, bert, encoder, gpt2, llama, output, resnet, vit
+from tests.conversion.converted import TOKENS, bert, encoder, gpt2, llama, output, resnet, vit
 from tests.conversion.low_rank_models import LOSSLESS, assert_same, make_low_rank_
 
 MODELS = {  # how many layers the default filter converts (convolutions for the ResNet)
@@ -30,7 +29,6 @@ MODELS = {  # how many layers the default filter converts (convolutions for the 
 }
 every_model = pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 lossless = pytest.mark.parametrize("config", LOSSLESS, ids=["gaudi", "low_rank"])
-needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 MINILM = os.environ.get("GBLR_MINILM")
 needs_minilm = pytest.mark.skipif(not MINILM, reason="set GBLR_MINILM to the directory of all-MiniLM-L6-v2")
 
@@ -115,25 +113,6 @@ def test_gradient_checkpointing_of_transformers_works_on_a_converted_model():
     model.train()(TOKENS)[0].square().sum().backward()
     layers = [module for module in model.encoder.modules() if isinstance(module, GaudiLinear)]
     assert len(layers) == 12 and all(bool(layer.u.grad.any()) for layer in layers)
-
-
-@needs_timm
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "mixer_s32_224"])
-def test_timm_models(name):
-    timm = pytest.importorskip("timm")
-    size = {"img_size": 32, "patch_size": 8, "embed_dim": 32} | ({"num_heads": 2} if "vit" in name else {})
-    if "vit" in name:
-        size |= {"depth": 2}
-    else:
-        size |= {"num_blocks": 2}
-    torch.manual_seed(0)
-    model = make_low_rank_(timm.create_model(name, num_classes=5, **size))
-    images = nn.functional.interpolate(IMAGES, size=(32, 32))
-    with torch.no_grad():
-        expected = model(images)
-        report = convert_(model, LOSSLESS[0])
-        assert "head" not in report and len(report) > 4
-        assert_same(model(images), expected)
 
 
 @needs_minilm

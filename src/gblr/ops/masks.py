@@ -66,13 +66,21 @@ def round_ste(x: Float[Tensor, "*k"], align: int = 1, length: int | None = None)
     """
     if align < 1:
         raise ValueError(f"`align` must be at least 1; got {align}.")
-    value = x.detach()
-    rounded = (value / align).round() * align
     if length is not None:
         check_length(length)
-        last = length // align * align  # the largest multiple on the axis
-        rounded = torch.where(value > (last + length) / 2, length, rounded.clamp(max=last))
-    return rounded + (x - value)  # the bracket is exactly 0; x + (rounded - x) would not be exactly whole
+    value = x.detach()
+    # the bracket is exactly 0; x + (rounded - x) would not be exactly whole
+    return nearest_multiple(value, align, length) + (x - value)
+
+
+def nearest_multiple(value: Float[Tensor, "*k"], align: int, length: int | None) -> Float[Tensor, "*k"]:
+    """`round_ste` without a gradient."""
+    rounded = value.round() if align == 1 else (value / align).round() * align
+    if length is None:
+        return rounded
+    last = length // align * align  # the largest multiple on the axis
+    rounded = rounded.clamp(max=last)
+    return rounded if last == length else torch.where(value > (last + length) / 2, length, rounded)
 
 
 def _mask_dtype(width: Tensor, location: Tensor) -> torch.dtype:
