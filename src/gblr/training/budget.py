@@ -29,7 +29,7 @@ class Budget:
     `end` and keeps the widths below it, exactly and at every step. `"shrinkage"` is the paper's: shrink by
     `max_shrinkage` (lambda_0, in fractions of the axis) times the learning rate while above the target; what is left
     above it at `end` is projected, so that the budget is met whatever `max_shrinkage` is. The paper's 0.02 to 0.04 are
-    for its 300 epochs; by default it is large enough to take a whole axis away in a tenth of the steps.
+    for its 300 epochs; by default it would take a whole axis away in 3 % of the steps, if no gradient held.
 
     >>> Budget(relative_cost=0.3).end
     0.6
