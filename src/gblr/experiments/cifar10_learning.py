@@ -348,7 +348,7 @@ def smoke(runs: dict[str, Run], out: Path) -> int:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (128, 3, 32, 32), dtype=torch.uint8, generator=generator)
     data = ImageSet(images, torch.randint(0, 10, (128,), generator=generator))
-    for name in [name for name, run in runs.items() if "rank16" not in name or run.epochs][:4]:
+    for name in list(runs)[:4]:
         run = replace(runs[name], epochs=2, batch_size=32, warmup_epochs=1.0)
         print(name, json.dumps(perform(run, data, data, width=48, depth=2, num_heads=2)), flush=True)
     return 0

@@ -1,25 +1,16 @@
-"""Which implementation of an op can run here, and why not."""
+"""Which implementation of an op can run here."""
 
 import functools
 import importlib
+import warnings
 from types import ModuleType
 
 
 @functools.cache
-def _imported(name: str) -> ModuleType | str:
+def triton_module(name: str) -> ModuleType | None:
+    """The module of Triton kernels of that name, imported at first use; None where it cannot be, which is said once."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        return str(error)
-
-
-def triton_module(name: str) -> ModuleType | None:
-    """The module of Triton kernels of that name, imported at first use; None where Triton is not installed."""
-    module = _imported(name)
-    return module if isinstance(module, ModuleType) else None
-
-
-def reason_against_triton(name: str) -> str | None:
-    """None if its kernels can be used; else why not."""
-    module = _imported(name)
-    return module if isinstance(module, str) else None
+        warnings.warn(f"{name} cannot be used ({error}); plain torch does its work, more slowly.", stacklevel=2)
+        return None
