@@ -69,6 +69,7 @@ def test_the_mathematics_needs_torch_and_nothing_else(file):
         "functools",
         "importlib",
         "types",
+        "warnings",
         "dataclasses",
         "typing",
         "abc",
