@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-INSTALL_INPUTS := pyproject.toml constraints.txt
+INSTALL_INPUTS := pyproject.toml setup.py constraints.txt $(shell find src/gblr/ops -name "*.cpp" -o -name "*.h")
 
 .PHONY: demo test lint docs bench clean
 
