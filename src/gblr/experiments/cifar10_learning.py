@@ -67,6 +67,7 @@ class Run:
     warmup_epochs: float = 5.0
     seed: int = 0
     weights: Any = "gradient"
+    max_shrinkage: float | None = None
 
 
 def named_runs() -> dict[str, Run]:
@@ -90,6 +91,9 @@ def named_runs() -> dict[str, Run]:
             "end-0.8": {"budget_end": 0.8},
             "equal-weights": {"weights": "equal"},
             "price-weights": {"weights": "price"},
+            "seed-1": {"seed": 1},  # what chance alone does
+            "shrinkage-2": {"budget": "shrinkage", "max_shrinkage": 2.0},
+            "shrinkage-10": {"budget": "shrinkage", "max_shrinkage": 10.0},
         }
         for name, change in changes.items():
             runs[f"gaudi-0.08-rank{rank}-{name}"] = replace(base, **change)
@@ -139,13 +143,13 @@ def train(run: Run, data: ImageSet, **sizes: Any) -> tuple[nn.Module, dict[str, 
         first, last, shape, end, sharp = run.sigma
         budget = Budget(
             run.relative_cost, method=run.budget, start=run.budget_start if run.budget == "projection" else 0.0,
-            end=run.budget_end, weights=run.weights,
+            end=run.budget_end, weights=run.weights, max_shrinkage=run.max_shrinkage,
         )  # fmt: skip
         sigma = SigmaSchedule(first, last, shape, end=end, sharp=sharp)
         learner = StructureLearner(model, optimizer, budget, sigma, total)
     step = Step(model, optimizer, on_gpu)
     begin, done = time.perf_counter(), 0
-    curve = []
+    curve: list[dict[str, float]] = []
     for epoch in range(run.epochs):
         batches.set_epoch(epoch)
         generator = torch.Generator().manual_seed(run.seed * 1000 + epoch)
@@ -155,11 +159,16 @@ def train(run: Run, data: ImageSet, **sizes: Any) -> tuple[nn.Module, dict[str, 
                 group["lr"].copy_(rate * share)
             loss = step(*cut_and_mix(x, y, generator))
             done += 1
-        curve.append(round(float(loss), 4))
         if learner is not None and (epoch + 1) % 5 == 0:
-            print(json.dumps({k: round(v, 4) for k, v in learner.metrics().items()} | {"loss": curve[-1]}), flush=True)
+            curve.append({k: round(v, 4) for k, v in learner.metrics().items()} | {"loss": round(float(loss), 4)})
+            print(json.dumps(curve[-1]), flush=True)
     seconds = time.perf_counter() - begin
-    return model, {"seconds": round(seconds, 1), "seconds_per_epoch": round(seconds / run.epochs, 2), "loss": curve[-1]}
+    row: dict[str, Any] = {"seconds": round(seconds, 1), "loss": round(float(loss), 4)}
+    if learner is not None:
+        row["curve"] = curve
+    if run.budget == "shrinkage" and learner is not None:
+        row["max_shrinkage"] = round(learner.state_dict()["max_shrinkage"], 3)
+    return model, row
 
 
 class Step:
@@ -262,15 +271,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("GBLR_DATA"), help="folder of CIFAR-10")
     parser.add_argument("--out", type=Path, default=Path("runs/cifar10-learning"))
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="runs whose names match one of these patterns")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="runs whose names match one of these patterns, in that order"
+    )
     parser.add_argument("--epochs", type=int, help="instead of 30")
     parser.add_argument("--workers", type=int, default=3, help="runs at a time on one GPU")
     parser.add_argument("--smoke", action="store_true", help="random images, a tiny network, two epochs, this process")
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    runs = {
-        name: run for name, run in named_runs().items() if not args.only or any(fnmatch(name, o) for o in args.only)
-    }
+    runs = {name: run for one in args.only or ["*"] for name, run in named_runs().items() if fnmatch(name, one)}
     if args.epochs:
         runs = {name: replace(run, epochs=args.epochs) for name, run in runs.items()}
     args.out.mkdir(parents=True, exist_ok=True)
@@ -295,6 +304,7 @@ def one(name: str, run: Run, out: Path) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images, labels, test_images, test_labels = torch.load(out / "cifar10.pt", weights_only=True)
     row = perform(run, ImageSet(images, labels).to(device), ImageSet(test_images, test_labels).to(device))
+    row["commit"] = os.environ.get("GBLR_COMMIT", "")
     write(out / f"{name}.json", {"name": name} | row)
     print(json.dumps({"name": name} | row), flush=True)
     return 0
@@ -330,7 +340,6 @@ def collect(runs: dict[str, Run], out: Path) -> None:
         {
             "command": "python -m gblr.experiments.cifar10_learning --data DIR",
             "what": "test accuracy of a ViT (width 384, depth 8, patch 4) on CIFAR-10; costs of the converted layers",
-            "commit": os.environ.get("GBLR_COMMIT", ""),
             "device": device,
             "torch": torch.__version__,
             "rows": rows,
