@@ -36,16 +36,15 @@ inline void store(float* p, Vec<N> v) { *reinterpret_cast<Vec<N>*>(p) = v; }
 template <int N>
 inline Vec<N> splat(float f) { return Vec<N>{} + f; }
 
-// The sum of the lanes, halves first, so that its order is fixed.
+// The sum of the lanes, halves first: its order is fixed.
 template <int N>
 inline float sum(Vec<N> v) {
   if constexpr (N == 1) {
     return v[0];
   } else {
-    Vec<N / 2> low, high;
-    std::memcpy(&low, &v, sizeof low);
-    std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
-    return sum<N / 2>(low + high);
+    float lanes[N];  // a copy: taking the halves from `v` itself made GCC keep what is summed in memory, loops before it too
+    store<N>(lanes, v);
+    return sum<N / 2>(load<N / 2>(lanes) + load<N / 2>(lanes + N / 2));
   }
 }
 
