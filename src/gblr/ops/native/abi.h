@@ -9,6 +9,9 @@
 #define GBLR_LANES 8  // float32 per vector register: 16 for AVX-512, 8 for AVX2
 #endif
 
+// Before a loop over a small array of sums: unrolled early, the array lives in registers.
+#define GBLR_UNROLL _Pragma("GCC unroll 16")
+
 namespace gblr {
 
 constexpr int kLanes = GBLR_LANES;
@@ -34,7 +37,7 @@ template <int N>
 inline void store(float* p, Vec<N> v) { *reinterpret_cast<Vec<N>*>(p) = v; }
 
 template <int N>
-inline Vec<N> splat(float f) { return Vec<N>{} + f; }
+inline Vec<N> splat(float f) { return f - Vec<N>{}; }  // f + 0 would be an addition: it turns -0 into 0
 
 // The sum of the lanes, halves first: its order is fixed.
 template <int N>
