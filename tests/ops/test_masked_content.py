@@ -35,6 +35,14 @@ def inputs(kind, generator, *, blocks=6, block_rank=None, length=12, dtype=f64, 
     return tuple(t.requires_grad_() for t in (content, width, location))
 
 
+def operator_inputs(kind, dtype, generator, **sizes):
+    """(content, width, location, table) without gradients, the structure in float32 at least."""
+    structure_dtype = f64 if dtype == f64 else torch.float32
+    tensors = inputs(kind, generator, length=9, dtype=dtype, structure_dtype=structure_dtype, **sizes)
+    build = step_table if kind == "whole" else step_spectrum
+    return (*(t.detach() for t in tensors), build(9, 2.0, structure_dtype, CPU))
+
+
 def expected(content, width, location, sigma):
     mask = fft_mask(width, location, sigma, content.shape[-1])
     return content * (mask if content.dim() == width.dim() + 1 else mask.unsqueeze(-2))
@@ -248,8 +256,8 @@ def test_no_two_mask_sized_temporaries_are_alive_at_a_time(kind, masks_allowed, 
     upstream = torch.ones_like(kept[0])
     forward_bytes, _ = peak_temporary_bytes(forward)
     backward_bytes, _ = peak_temporary_bytes(lambda: torch.autograd.grad(kept[-1], tensors, upstream))
-    assert 0 < forward_bytes <= masks_allowed * mask_bytes
-    assert 0 < backward_bytes <= masks_allowed * mask_bytes
+    assert forward_bytes <= masks_allowed * mask_bytes
+    assert backward_bytes <= masks_allowed * mask_bytes
 
 
 def test_the_memory_meter_sees_a_mask_that_is_built_and_dropped():
@@ -323,21 +331,25 @@ def test_gradients_flow_back_through_vmap(generator):
         assert_close(a, r)
 
 
+# float64 is for plain torch, the other dtypes for compiled kernels where parameters are whole
+each_dtype = pytest.mark.parametrize("dtype", [f64, torch.float32, torch.bfloat16])
+
+
 @each_kind
+@each_dtype
 @pytest.mark.parametrize(("blocks", "block_rank"), [(5, None), (5, 3), (1, 1)])
-def test_the_registered_operator_passes_opcheck(blocks, block_rank, kind, generator):
-    content, width, location = inputs(kind, generator, blocks=max(blocks, 2), block_rank=block_rank, length=9)
-    tensors = [t.detach()[:blocks].requires_grad_() for t in (content, width, location)]
-    build = step_table if kind == "whole" else step_spectrum
-    torch.library.opcheck(torch.ops.gblr.masked_content, (*tensors, build(9, 2.0, f64, CPU)))
+def test_the_registered_operator_passes_opcheck(blocks, block_rank, kind, dtype, generator):
+    *tensors, table = operator_inputs(kind, dtype, generator, blocks=max(blocks, 2), block_rank=block_rank)
+    tensors = [t[:blocks].requires_grad_() for t in tensors]
+    torch.library.opcheck(torch.ops.gblr.masked_content, (*tensors, table), rtol=1e-2, atol=1e-2)
 
 
 @each_kind
+@each_dtype
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
-def test_the_registered_backward_agrees_with_its_schema_and_its_fake(needs, kind, generator):
-    content, width, location = (t.detach() for t in inputs(kind, generator, length=9))
-    build = step_table if kind == "whole" else step_spectrum
-    args = (torch.ones_like(content), content, width, location, build(9, 2.0, f64, CPU), *needs)
+def test_the_registered_backward_agrees_with_its_schema_and_its_fake(needs, kind, dtype, generator):
+    content, *rest = operator_inputs(kind, dtype, generator)
+    args = (torch.ones_like(content), content, *rest, *needs)
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.gblr.masked_content_backward, args, test_utils=checks)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gblr.ops.backend import triton_module
-from gblr.ops.masked_content import reference
+from gblr.ops.masked_content import cpu, reference
 
 _LIBRARY = torch.library.Library("gblr", "FRAGMENT")
 _LIBRARY.define("masked_content(Tensor content, Tensor width, Tensor location, Tensor table) -> Tensor")
@@ -19,11 +19,20 @@ _LIBRARY.define(
 )
 
 
-def _implementation(content: Tensor, table: Tensor) -> Any:
-    """Triton's kernels on a GPU, for whole widths and locations in single precision; plain torch for all else."""
+def _implementation(content: Tensor, width: Tensor, location: Tensor, table: Tensor) -> Any:
+    """Kernels for whole widths and locations in single precision, on a GPU or a CPU; plain torch for all else."""
     if content.is_cuda and table.dim() == 2 and table.dtype == torch.float32:
         return triton_module("gblr.ops.masked_content.triton") or reference
+    if cpu.can_run(content, width, location, table):
+        return cpu.kernels() or reference
     return reference
+
+
+def _is_in_blocks(content: Tensor, width: Tensor) -> bool:
+    """Whether the content is (blocks, block_rank, length) as it comes, as in layers: views that change nothing would
+    take longer than the mask of a small one.
+    """
+    return content.dim() == 3 and width.dim() == 1 and content.shape[0] == width.shape[0]
 
 
 def _as_blocks(content: Tensor, width: Tensor) -> Tensor:
@@ -33,9 +42,10 @@ def _as_blocks(content: Tensor, width: Tensor) -> Tensor:
 
 
 def _forward(content: Tensor, width: Tensor, location: Tensor, table: Tensor) -> Tensor:
-    out = _implementation(content, table).forward(
-        _as_blocks(content, width), width.reshape(-1), location.reshape(-1), table
-    )
+    forward = _implementation(content, width, location, table).forward
+    if _is_in_blocks(content, width):
+        return forward(content, width, location, table)
+    out = forward(_as_blocks(content, width), width.reshape(-1), location.reshape(-1), table)
     return out.reshape(content.shape)
 
 
@@ -48,7 +58,10 @@ def _backward(
     need_content: bool,
     need_structure: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_content, grad_width, grad_location = _implementation(content, table).backward(
+    backward = _implementation(content, width, location, table).backward
+    if _is_in_blocks(content, width):
+        return backward(grad, content, width, location, table, need_content, need_structure)
+    grad_content, grad_width, grad_location = backward(
         _as_blocks(grad, width), _as_blocks(content, width), width.reshape(-1), location.reshape(-1), table,
         need_content, need_structure,
     )  # fmt: skip
