@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gblr.layers.gaudi import GaudiModule
-from gblr.layers.structured import MatrixModule, autocast, matrix_repr
+from gblr.layers.structured import MatrixModule, matrix_repr
 from gblr.matrices.base import StructuredMatrix
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -159,10 +159,8 @@ class StructuredConv2d(MatrixModule):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
     def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
-        x, matrix = autocast(x, self.matrix)
         patches, (height, width) = self.geometry.unfold(x)
-        y = matrix.matmul(patches)
-        y = y if self.bias is None else y + self.bias.to(y.dtype)
+        y = self._product(patches, self.bias)
         return y.mT.unflatten(-1, (height, width))
 
     def to_dense_layer(self) -> nn.Conv2d:

@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gblr.layers.prepared import PreparedModule, autocast_dtype
 from gblr.matrices.base import StructuredMatrix
 
 
-class MatrixModule(nn.Module):
+class MatrixModule(PreparedModule):
     """Owns the tensors of a `StructuredMatrix`: contents as parameters, indices as buffers; `matrix` puts them
     together.
 
@@ -25,6 +26,7 @@ class MatrixModule(nn.Module):
                 self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
             else:
                 self.register_buffer(name, tensor.detach().clone())
+        self.prepare()
 
     @property
     def matrix(self) -> StructuredMatrix:
@@ -43,15 +45,24 @@ class MatrixModule(nn.Module):
     def in_features(self) -> int:
         return self._template.shape[1]
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def _product(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"]:
+        """W x + bias for every vector along the last axis of `x`."""
+        if x.dim() and x.shape[-1] == self.in_features and (y := self.multiply(x, bias)) is not None:
+            return y
+        matrix = self.matrix
+        if (dtype := autocast_dtype(x)) is not None:
+            x, matrix = x.to(dtype), matrix.to(dtype)
+        y = matrix.matmul(x)
+        return y if bias is None else y + bias.to(y.dtype)
+
+    def _cast_contents(self, fn: Any, recurse: bool) -> None:
         """Casts leave the structure alone: widths and locations need every bit."""
         kept = {name: t for name, t in self._buffers.items() if t is not None and name.startswith("structure_")}
-        super()._apply(fn, recurse)
+        super()._cast_contents(fn, recurse)
         for name, before in kept.items():
             after = self._buffers[name]
             if after is not None and after.dtype != before.dtype:
                 self._buffers[name] = before.to(after.device)
-        return self
 
 
 def _tensor_fields(instance: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
@@ -80,15 +91,6 @@ def _rebuild(template: Any, module: nn.Module, prefix: str = "") -> Any:
     return copy
 
 
-def autocast(x: Tensor, matrix: StructuredMatrix) -> tuple[Tensor, StructuredMatrix]:
-    """Both in the dtype of an autocast region, where `x` is in one; float64 stays, as in torch's own layers."""
-    device = x.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
-        return x, matrix
-    dtype = torch.get_autocast_dtype(device)
-    return x.to(dtype), matrix.to(dtype)
-
-
 class StructuredLinear(MatrixModule):
     """y = W x + bias for any matrix format W, whose structure stays as it is.
 
@@ -106,9 +108,7 @@ class StructuredLinear(MatrixModule):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
     def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
-        x, matrix = autocast(x, self.matrix)
-        y = matrix.matmul(x)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        return self._product(x, self.bias)
 
     def to_dense_layer(self) -> nn.Linear:
         """The same layer as a plain `nn.Linear`."""

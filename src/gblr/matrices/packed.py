@@ -60,6 +60,11 @@ class PackedGBLR(StructuredMatrix):
         return self.size
 
     @property
+    def num_lines(self) -> int:
+        """Rows of the factors: num_blocks * block_rank."""
+        return self.structure.num_blocks * self.block_rank
+
+    @property
     def num_mults(self) -> int:
         return self.u.numel() + self.v.numel()
 

@@ -21,6 +21,16 @@ def can_read_values(*tensors: Tensor) -> bool:
     return not any(t.is_meta or is_wrapped(t) or isinstance(t, torch._subclasses.FakeTensor) for t in tensors)
 
 
+def is_plain_eager() -> bool:
+    """Neither `torch.compile`, a `torch.func` transform nor a mode (fake tensors, counters) looks at what is called."""
+    # torch has no public names for the last two; both have been stable since 2.0
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
 def check_length(length: int) -> None:
     if length < 1:
         raise ValueError(f"`length` must be at least 1; got {length}.")

@@ -10,73 +10,104 @@ from torch import Tensor
 
 from gblr.ops.native import cpu_library
 
-DTYPES = {torch.float32: 4, torch.bfloat16: 2}
+BYTES = {torch.float32: 4, torch.bfloat16: 2}  # the dtypes that the kernels know
 _NUM_VALUES = 7  # place in the plan's header (plan.h)
+_CROPPED, _SPREAD = 0, 1  # how u and v lie (plan.cpp)
 
 
 @functools.cache
-def _functions() -> ctypes.CDLL | None:
+def _library() -> ctypes.CDLL | None:
     library = cpu_library()
     return None if library is None else declare(library)
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    library.gblr_plan_make.argtypes = [c_int32, c_int32, c_int32, c_int32, c_void_p, POINTER(c_int64)]
-    library.gblr_plan_make.restype = c_void_p
-    library.gblr_plan_take.argtypes = [c_void_p, c_void_p]
-    library.gblr_pack.argtypes = [c_void_p, c_int, c_void_p, c_void_p, c_void_p]
-    library.gblr_unpack.argtypes = [c_void_p, c_int, c_void_p, c_void_p, c_void_p]
-    library.gblr_block_matmul.argtypes = [*[c_void_p, c_int], *[c_void_p] * 4, c_int64, c_int]
-    for name in ("gblr_plan_take", "gblr_pack", "gblr_unpack", "gblr_block_matmul"):
+    """Tells ctypes what the functions take."""
+    pointer = c_void_p
+    library.gblr_plan_make.argtypes = [c_int32, c_int32, c_int32, c_int32, pointer, POINTER(c_int64)]
+    library.gblr_plan_make.restype = pointer
+    library.gblr_plan_take.argtypes = [pointer, pointer]
+    library.gblr_gather.argtypes = [pointer, c_int, c_int, pointer, pointer, pointer]
+    library.gblr_scatter.argtypes = [pointer, c_int, c_int, pointer, pointer, pointer]
+    sizes = [c_int64, c_int64, c_int64, c_int64, c_int]
+    library.gblr_block_matmul.argtypes = [pointer, c_int, pointer, pointer, pointer, pointer, *sizes]
+    for name in ("gblr_plan_take", "gblr_gather", "gblr_scatter"):
         getattr(library, name).restype = None
     return library
 
 
+def library() -> ctypes.CDLL:
+    found = _library()
+    if found is None:
+        raise RuntimeError("the compiled CPU kernels are not there; `gblr.ops.native.cpu_kernels()` says why.")
+    return found
+
+
 def available() -> bool:
     """Whether the kernels were built and run here; where not, a warning says why, once."""
-    return _functions() is not None
+    return _library() is not None
 
 
 def make_plan(structure: Int[Tensor, "num_blocks 4"], block_rank: int, shape: tuple[int, int]) -> Int[Tensor, " plan"]:
-    """The layout for blocks with the given row width, row location, column width, column location."""
-    library = _functions()
-    assert library is not None
+    """The layout for blocks of the given row width, row location, column width and column location."""
     structure = structure.to("cpu", torch.int32).contiguous()
-    size = c_int64()
-    handle = library.gblr_plan_make(
-        shape[0], shape[1], len(structure), block_rank, structure.data_ptr(), byref(size)
-    )
+    size, sizes = c_int64(), (shape[0], shape[1], len(structure), block_rank)
+    handle = library().gblr_plan_make(*sizes, structure.data_ptr(), byref(size))
     if not size.value:
-        raise ValueError(f"a matrix of {shape[0]} x {shape[1]} with these blocks is too large for the CPU kernels.")
-    plan = torch.empty(size.value, dtype=torch.int32)
-    library.gblr_plan_take(handle, plan.data_ptr())
+        raise ValueError(f"blocks of {shape[0]} x {shape[1]} have more numbers than the CPU kernels can index (2^31).")
+    plan = torch.empty(size.value, dtype=torch.int32, device="cpu")
+    library().gblr_plan_take(handle, plan.data_ptr())
     return plan
 
 
-def pack(u: Float[Tensor, " row_total"], v: Float[Tensor, " col_total"], plan: Tensor) -> Float[Tensor, " values"]:
-    """Cropped contents in the order of the plan, with its padding."""
-    values = torch.empty(int(plan[_NUM_VALUES]), dtype=u.dtype)
+def num_values(plan: Int[Tensor, " plan"]) -> int:
+    """Numbers that the layout holds, its padding included."""
+    return int(plan[_NUM_VALUES])
+
+
+def gather(u: Tensor, v: Tensor, plan: Tensor, size: int) -> Float[Tensor, " size"]:
+    """Contents in the order of the plan, padding 0: cropped ones (1-D), or factors (2-D)."""
     u, v = u.contiguous(), v.contiguous()
-    _functions().gblr_pack(plan.data_ptr(), DTYPES[u.dtype], u.data_ptr(), v.data_ptr(), values.data_ptr())
+    values = u.new_empty(size)
+    layout = _SPREAD if u.dim() == 2 else _CROPPED
+    library().gblr_gather(
+        plan.data_ptr(), BYTES[u.dtype], layout, u.data_ptr(), v.data_ptr(), values.data_ptr()
+    )  # fmt: skip
     return values
 
 
-def unpack(values: Tensor, plan: Tensor, num_u: int, num_v: int) -> tuple[Tensor, Tensor]:
-    """The way back: cropped contents without padding."""
+def crop(values: Tensor, plan: Tensor, num_u: int, num_v: int) -> tuple[Tensor, Tensor]:
+    """Back to cropped contents."""
+    return _scatter(values, plan, _CROPPED, values.new_empty(num_u), values.new_empty(num_v))
+
+
+def spread(values: Tensor, plan: Tensor, num_lines: int, out: int, in_: int) -> tuple[Tensor, Tensor]:
+    """To factors with zeros outside the blocks: (lines, out) and (lines, in)."""
+    return _scatter(values, plan, _SPREAD, values.new_zeros(num_lines, out), values.new_zeros(num_lines, in_))
+
+
+def _scatter(values: Tensor, plan: Tensor, layout: int, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     values = values.contiguous()
-    u, v = values.new_empty(num_u), values.new_empty(num_v)
-    _functions().gblr_unpack(plan.data_ptr(), DTYPES[u.dtype], values.data_ptr(), u.data_ptr(), v.data_ptr())
+    pointers = values.data_ptr(), u.data_ptr(), v.data_ptr()
+    library().gblr_scatter(plan.data_ptr(), BYTES[values.dtype], layout, *pointers)
     return u, v
 
 
 def block_matmul(
-    x: Float[Tensor, "*b in"], values: Tensor, plan: Tensor, bias: Tensor | None, out_features: int
+    x: Float[Tensor, "*b in"], values: Tensor, plan: Tensor, bias: Tensor | None, out_features: int, num_lines: int
 ) -> Float[Tensor, "*b out"]:
+    if x.dtype != values.dtype or (bias is not None and bias.dtype != x.dtype):
+        others = f"{values.dtype} values" + ("" if bias is None else f" and a {bias.dtype} bias")
+        raise RuntimeError(f"`x` must have the dtype of the layer; got {x.dtype} with {others}.")
     x = x.contiguous()
-    y = x.new_empty(*x.shape[:-1], out_features)
-    tokens = y.numel() // max(1, out_features)
-    _functions().gblr_block_matmul(
-        plan.data_ptr(), x.element_size(), values.data_ptr(), x.data_ptr(), None if bias is None else bias.data_ptr(),
-        y.data_ptr(), tokens, torch.get_num_threads(),
+    y = x.new_empty((*x.shape[:-1], out_features))
+    status = _library().gblr_block_matmul(  # type: ignore[union-attr]
+        plan.data_ptr(), BYTES[x.dtype], values.data_ptr(), x.data_ptr(), None if bias is None else bias.data_ptr(),
+        y.data_ptr(), x.shape[-1], out_features, values.numel(), y.numel() // max(1, out_features),
+        torch.get_num_threads(),
     )  # fmt: skip
+    if status:
+        raise RuntimeError(
+            f"`x` of {x.shape[-1]} columns, {out_features} outputs and {values.numel()} values do not fit the plan."
+        )
     return y

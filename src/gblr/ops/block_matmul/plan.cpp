@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "../native/abi.h"
@@ -204,18 +205,28 @@ int64_t cropped(const Plan& plan, bool of_u, int64_t line, int32_t position) {
   return block.v + within * block.col_width + cyclic(position - block.col_location, plan.head.in_features);
 }
 
-template <class T>
-void pack(const Plan& plan, const T* u, const T* v, T* values) {
+// Where a number lies outside of the plan: in the cropped contents, or in the factors, (lines, out) and (lines, in), with zeros.
+struct Cropped {
+  static int64_t place(const Plan& plan, bool of_u, int64_t line, int32_t position) { return cropped(plan, of_u, line, position); }
+};
+struct Spread {
+  static int64_t place(const Plan& plan, bool of_u, int64_t line, int32_t position) {
+    return line * (of_u ? plan.head.out_features : plan.head.in_features) + position;
+  }
+};
+
+template <class Layout, class T>
+void gather(const Plan& plan, const T* u, const T* v, T* values) {
   std::memset(static_cast<void*>(values), 0, sizeof(T) * plan.head.num_values);
   walk(plan, [&](int64_t at, bool of_u, int64_t line, int32_t position) {
-    values[at] = (of_u ? u : v)[cropped(plan, of_u, line, position)];
+    values[at] = (of_u ? u : v)[Layout::place(plan, of_u, line, position)];
   });
 }
 
-template <class T>
-void unpack(const Plan& plan, const T* values, T* u, T* v) {
+template <class Layout, class T>
+void scatter(const Plan& plan, const T* values, T* u, T* v) {
   walk(plan, [&](int64_t at, bool of_u, int64_t line, int32_t position) {
-    (of_u ? u : v)[cropped(plan, of_u, line, position)] = values[at];
+    (of_u ? u : v)[Layout::place(plan, of_u, line, position)] = values[at];
   });
 }
 
@@ -265,13 +276,26 @@ GBLR_API void gblr_plan_take(void* handle, int32_t* plan) {
   delete data;
 }
 
-// `bytes` is 4 for float32 and 2 for bfloat16, here and below; numbers are moved, not read.
-GBLR_API void gblr_pack(const int32_t* plan, int bytes, const void* u, const void* v, void* values) {
-  if (bytes == 4) pack(Plan(plan), (const int32_t*)u, (const int32_t*)v, (int32_t*)values);
-  if (bytes == 2) pack(Plan(plan), (const int16_t*)u, (const int16_t*)v, (int16_t*)values);
+// `bytes` is 4 for float32 and 2 for bfloat16, here and below; numbers are moved, not read. `spread` says how u and v lie:
+// cropped, or as factors (zeros outside of blocks are the caller's).
+GBLR_API void gblr_gather(const int32_t* data, int bytes, int spread, const void* u, const void* v, void* values) {
+  const Plan plan(data);
+  const auto run = [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (spread) gather<Spread>(plan, (const T*)u, (const T*)v, (T*)values);
+    else gather<Cropped>(plan, (const T*)u, (const T*)v, (T*)values);
+  };
+  if (bytes == 4) run((int32_t*)nullptr);
+  if (bytes == 2) run((int16_t*)nullptr);
 }
 
-GBLR_API void gblr_unpack(const int32_t* plan, int bytes, const void* values, void* u, void* v) {
-  if (bytes == 4) unpack(Plan(plan), (const int32_t*)values, (int32_t*)u, (int32_t*)v);
-  if (bytes == 2) unpack(Plan(plan), (const int16_t*)values, (int16_t*)u, (int16_t*)v);
+GBLR_API void gblr_scatter(const int32_t* data, int bytes, int spread, const void* values, void* u, void* v) {
+  const Plan plan(data);
+  const auto run = [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (spread) scatter<Spread>(plan, (const T*)values, (T*)u, (T*)v);
+    else scatter<Cropped>(plan, (const T*)values, (T*)u, (T*)v);
+  };
+  if (bytes == 4) run((int32_t*)nullptr);
+  if (bytes == 2) run((int16_t*)nullptr);
 }

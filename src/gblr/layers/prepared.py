@@ -1,0 +1,119 @@
+"""What a layer over packed blocks multiplies with: tensors derived from its contents, kept until those change.
+
+They are plain attributes, neither parameters nor buffers: checkpoints and optimizers have no use for them.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gblr.matrices import forms
+from gblr.matrices.forms import Form
+from gblr.matrices.packed import PackedGBLR
+from gblr.ops.checks import can_read_values, is_plain_eager
+
+_NAMES = ("_derived_0", "_derived_1")  # single attributes: torch.export finds no tensors in tuples
+
+
+class PreparedModule(nn.Module):
+    """A module with cropped contents `u` and `v` that multiplies by one of three forms (`gblr.matrices.forms`).
+
+    The form's tensors are made anew after casts, moves and loading, and where contents were changed in place. While
+    contents are trained in a compiled model, they are computed inside the graph.
+    """
+
+    u: Tensor
+    v: Tensor
+    _template: Any
+    form: Form | None = None  # None: no tensors are kept, the matrix multiplies by itself
+    _stamp: forms.Stamp = ()
+
+    @property
+    def is_packed(self) -> bool:
+        return isinstance(self._template, PackedGBLR)
+
+    def prepare(self, form: Form | None = None) -> None:
+        """Derives the tensors of `form`, or of the one that is expected to be the fastest."""
+        for name in _NAMES:
+            self.__dict__.pop(name, None)
+        self.form = None
+        if not self.is_packed or not can_read_values(self.u, self.v) or type(self.u.data) is not Tensor:
+            return
+        matrix: PackedGBLR = self.matrix  # type: ignore[assignment]
+        if form not in forms.possible_forms(matrix):
+            form = forms.expected_form(matrix)
+        with torch.no_grad():
+            derived = forms.derive(form, matrix)
+        for name, tensor in zip(_NAMES, derived, strict=False):
+            self.__dict__[name] = tensor.detach()
+        self.form, self._stamp = form, self._now()
+
+    def _now(self) -> forms.Stamp:
+        return forms.stamp(self.u, self.v)
+
+    def multiply(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"] | None:
+        """W x + bias by the form, or None where the matrix itself has to do it."""
+        compiling = torch.compiler.is_compiling()
+        if self.form is None or not (compiling or is_plain_eager()):
+            return None
+        if not compiling and self._stamp != self._now():
+            self.prepare(self.form)
+        tensors = self._derived(compiling)
+        if (dtype := autocast_dtype(x)) is not None:
+            x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
+            tensors = tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
+        return forms.multiply(self.form, tensors, x, bias, self._template.num_lines, self._template.shape[0])
+
+    def _derived(self, compiling: bool) -> tuple[Tensor, ...]:
+        kept = tuple(self.__dict__[name] for name in _NAMES if name in self.__dict__)
+        if not (torch.is_grad_enabled() and (self.u.requires_grad or self.v.requires_grad)):
+            return kept
+        if self.form != "packed":
+            return forms.derive(self.form, self.matrix)  # type: ignore[arg-type]
+        if compiling:
+            return torch.ops.gblr.pack_blocks(self.u, self.v, kept[1], kept[0].shape[0]), kept[1]
+        return _Linked.apply(self.u, self.v, *kept), kept[1]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._cast_contents(fn, recurse)
+        self.prepare(self.form)
+        return self
+
+    def _cast_contents(self, fn: Any, recurse: bool) -> None:
+        super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.prepare(self.form)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _NAMES}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.prepare(self.form)
+
+
+class _Linked(torch.autograd.Function):
+    """The kept values, with gradients that reach the contents they were derived from."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, v: Tensor, values: Tensor, plan: Tensor) -> Tensor:
+        ctx.save_for_backward(plan)
+        ctx.sizes = u.shape[0], v.shape[0]
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (plan,) = ctx.saved_tensors
+        return *torch.ops.gblr.crop_blocks(grad, plan, *ctx.sizes), None, None
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype of an autocast region, where `x` is in one; float64 stays, as in torch's own layers."""
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return None
+    return torch.get_autocast_dtype(device)

@@ -1,0 +1,82 @@
+"""Three ways to multiply by a packed matrix, with the same result; which is fast depends on structure and device.
+
+* `packed`: compiled kernels over the cropped blocks; time falls with the multiplications
+* `factors`: two plain products with the factors, zeros outside the blocks included
+* `dense`: one plain product with W itself
+
+A form's tensors are derived from the cropped contents once; `stamp` tells whether they still fit.
+"""
+
+from typing import Literal, get_args
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from gblr.matrices.packed import PackedGBLR
+from gblr.ops import block_matmul as blocks
+
+Form = Literal["packed", "factors", "dense"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+# Time of a multiplication in the packed form, in those of a plain product (docs/results/cpu.json)
+PACKED_MULT = 1.15
+
+
+def possible_forms(matrix: PackedGBLR) -> list[Form]:
+    """Those that can run where the matrix is, in its dtype."""
+    return [form for form in FORMS if form != "packed" or reason_against_packed(matrix) is None]
+
+
+def reason_against_packed(matrix: PackedGBLR) -> str | None:
+    """Why the packed form cannot run here; None where it can."""
+    if matrix.u.device.type != "cpu":
+        return f"there are no packed kernels for {matrix.u.device.type}"
+    if matrix.u.dtype not in blocks.DTYPES:
+        return f"the packed kernels know float32 and bfloat16, not {matrix.u.dtype}"
+    if not blocks.available():
+        return "the compiled CPU kernels are not there (gblr.ops.native.cpu_kernels() says why)"
+    return None
+
+
+def expected_form(matrix: PackedGBLR) -> Form:
+    """The form that should be the fastest, by counting multiplications; `harden_` with example inputs measures."""
+    out_features, in_features = matrix.shape
+    mults: dict[Form, float] = {
+        "packed": PACKED_MULT * matrix.num_mults,
+        "factors": matrix.num_lines * (out_features + in_features),
+        "dense": out_features * in_features,
+    }
+    return min(possible_forms(matrix), key=lambda form: mults[form])
+
+
+def derive(form: Form, matrix: PackedGBLR) -> tuple[Tensor, ...]:
+    """The tensors that the form multiplies with; differentiable in the contents."""
+    if form == "packed":
+        s = matrix.structure
+        sides = (s.row_width, s.row_location, s.col_width, s.col_location)
+        plan = blocks.plan_blocks(*sides, matrix.block_rank, matrix.shape)
+        return blocks.pack_blocks(matrix.u, matrix.v, plan), plan
+    if form == "dense":
+        return (matrix.to_dense(),)
+    u, v = matrix.factors()
+    return u.T.contiguous(), v
+
+
+def multiply(
+    form: Form, tensors: tuple[Tensor, ...], x: Float[Tensor, "*b in"], bias: Tensor | None, num_lines: int, out: int
+) -> Float[Tensor, "*b out"]:
+    """W x + bias with what `derive` made."""
+    if form == "packed":
+        return blocks.block_matmul(x, tensors[0], tensors[1], bias, out, num_lines)
+    if form == "dense":
+        return functional.linear(x, tensors[0], bias)
+    return functional.linear(functional.linear(x, tensors[1]), tensors[0], bias)
+
+
+Stamp = tuple[object, ...]
+
+
+def stamp(*tensors: Tensor) -> Stamp:
+    """Changes when a tensor is replaced, moved, cast or written to in place."""
+    return tuple((t.data_ptr(), t.dtype, -1 if t.is_inference() else t._version) for t in tensors)
