@@ -76,6 +76,8 @@ def test_the_mathematics_needs_torch_and_nothing_else(file):
         "collections",
         "ctypes",
         "pathlib",
+        "os",
+        "platform",
     }
     roots = {name.split(".")[0] for name in modules_imported_by(file)}
     assert roots <= {"torch", "jaxtyping", "gblr", "triton"} | standard

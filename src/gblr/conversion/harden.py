@@ -4,35 +4,55 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
+from gblr.conversion.planner import Times, fastest, measure_forms, record_inputs
 from gblr.conversion.report import Report, Row
 from gblr.layers.conv import GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.split import SplitLinear
 from gblr.layers.structured import MatrixModule, StructuredLinear
+from gblr.matrices.forms import FORMS, reason_against_packed
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.packed import PackedGBLR
 
-Plan = Literal["auto", "packed"]
+Plan = Literal["auto", "packed", "factors", "dense"]
 
 
 def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto") -> Report:
     """Replaces Gaudi layers, and structured ones over a `GBLRMatrix`, by packed ones, in place: no mask is left.
 
     Masks are folded into the contents, contents cropped to where a mask is above 1e-3, dead blocks dropped. Outputs
-    are the same up to that threshold, exactly so at sigma = inf. The packed form is the one there is so far, so
-    `plan` and `example_inputs` (for measuring alternatives) change nothing yet.
+    are the same up to that threshold, exactly so at sigma = inf. Layers that are packed already are planned anew.
+
+    A packed layer multiplies by compiled kernels over its blocks ("packed"), by two plain products ("factors") or by
+    one ("dense"); what is stored and saved is the same. With `example_inputs` (a tensor, a tuple of positional
+    arguments or a mapping of named ones) the model is run once, the forms are measured for each layer, and the
+    fastest is kept; the report has the times. Without, multiplications are counted. Another `plan` forces a form.
     """
     if plan not in get_args(Plan):
         raise ValueError(f"`plan` must be one of {get_args(Plan)}; got {plan!r}.")
-    targets = [(name, module) for name, module in model.named_modules() if _can_harden(module)]
+    targets = {name: module for name, module in model.named_modules() if _can_harden(module)}
     if not targets:
         raise ValueError("the model has no Gaudi or GBLR layer to harden; convert it first with `convert_`.")
-    hardened = [(name, module, _packed_layer(module)) for name, module in targets]
-    for name, module, layer in hardened:
-        _like(module, layer)
+    measured = example_inputs is not None and plan == "auto"
+    inputs = record_inputs(model, targets, example_inputs) if measured else {}
+    layers = {name: _packed_layer(module) for name, module in targets.items()}
+    if plan == "packed":
+        _check_kernels(layers)
+    times = measure_forms(layers, inputs)
+    for name, layer in layers.items():
+        layer.planned = fastest(times.get(name, {})) if plan == "auto" else plan
+        layer.prepare()
+    for name, layer in layers.items():
+        _like(targets[name], layer)
         model.set_submodule(name, layer)
-    rows = [_row(name, layer) for name, _, layer in hardened]
-    return Report(rows, [name for name, _ in targets], "hardened: masks folded, blocks cropped and packed")
+    rows = [_row(name, layer, times.get(name, {})) for name, layer in layers.items()]
+    return Report(rows, list(layers), "hardened: masks folded, blocks cropped and packed", _notes(rows, measured))
+
+
+def _check_kernels(layers: dict[str, MatrixModule]) -> None:
+    for name, layer in layers.items():
+        if reason := reason_against_packed(layer.matrix):  # type: ignore[arg-type]
+            raise RuntimeError(f"layer {name!r} cannot multiply packed blocks: {reason}. Use plan='auto'.")
 
 
 def densify_(model: nn.Module) -> Report:
@@ -64,13 +84,14 @@ def _like(module: nn.Module, layer: nn.Module) -> None:
 
 def _can_harden(module: nn.Module) -> bool:
     return isinstance(module, GaudiModule) or (
-        isinstance(module, MatrixModule) and isinstance(module._template, GBLRMatrix)
+        isinstance(module, MatrixModule) and isinstance(module._template, (GBLRMatrix, PackedGBLR))
     )
 
 
 def _packed_layer(module: Any) -> MatrixModule:
     matrix = module.to_matrix() if isinstance(module, GaudiModule) else module.matrix
-    assert isinstance(matrix, GBLRMatrix)
+    if isinstance(matrix, PackedGBLR):
+        return module
     packed = PackedGBLR.from_gblr(matrix)
     bias: Tensor | None = module.bias
     if isinstance(module, GaudiConv2d | StructuredConv2d):
@@ -78,8 +99,20 @@ def _packed_layer(module: Any) -> MatrixModule:
     return StructuredLinear(packed, bias)
 
 
-def _row(name: str, layer: MatrixModule) -> Row:
+def _row(name: str, layer: MatrixModule, times: Times) -> Row:
     matrix = layer.matrix
     assert isinstance(matrix, PackedGBLR)
-    what = f"packed, {matrix.structure.num_blocks} blocks of rank {matrix.block_rank}"
-    return Row(name, matrix.shape, what, None, matrix.shape[0] * matrix.shape[1], matrix.num_mults)
+    what = f"{layer.form or 'packed'}, {matrix.structure.num_blocks} blocks of rank {matrix.block_rank}"
+    if times:
+        what += ": " + ", ".join(f"{form} {seconds * 1e6:.0f} us" for form, seconds in times.items())
+    dense = matrix.shape[0] * matrix.shape[1]
+    seconds: dict[str, float] = {form: times[form] for form in times}
+    return Row(name, matrix.shape, what, None, dense, matrix.num_mults, form=layer.form, form_seconds=seconds)
+
+
+def _notes(rows: list[Row], measured: bool) -> list[str]:
+    total = max(1, sum(row.dense_mults for row in rows))
+    shares = {form: sum(row.dense_mults for row in rows if row.form == form) / total for form in FORMS}
+    shown = ", ".join(f"{form} {share:.0%}" for form, share in shares.items() if share)
+    how = "measured on the example inputs" if measured else "not measured; give `example_inputs` to measure them"
+    return [f"forms by share of the dense cost: {shown or 'none'} ({how})"]

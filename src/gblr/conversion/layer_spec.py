@@ -46,7 +46,8 @@ def layer_spec(module: Any) -> Spec:
     if name in _GAUDI:
         return spec | {key: getattr(module, key) for key in _GAUDI_OPTIONS} | {"dtype": dtype_name(module.u.dtype)}
     if type(module) in (StructuredLinear, StructuredConv2d):
-        return spec | {"matrix": _matrix_spec(module.matrix)}
+        planned = {"form": module.planned} if module.planned else {}
+        return spec | {"matrix": _matrix_spec(module.matrix)} | planned
     raise ValueError(
         f"a layer of class {name} cannot be saved: known are {', '.join(_GAUDI)}, StructuredLinear, StructuredConv2d, "
         "SplitLinear, and nn.Linear as a part of the last. Use `densify_` first."
@@ -68,10 +69,13 @@ def build_layer(spec: Spec) -> nn.Module:
         raise ValueError(f"the matrix must be {out_features} x {in_features}; got {matrix.shape}.")
     vector = None if bias is None else torch.empty(out_features, dtype=dtype_of(bias), device="meta")
     if name == "StructuredLinear":
-        return StructuredLinear(matrix, vector)
-    if name == "StructuredConv2d":
-        return StructuredConv2d(matrix, _geometry(spec), vector)
-    raise ValueError(f"unknown layer class {name!r}. A newer version of gblr may know it.")
+        layer: MatrixModule = StructuredLinear(matrix, vector)
+    elif name == "StructuredConv2d":
+        layer = StructuredConv2d(matrix, _geometry(spec), vector)
+    else:
+        raise ValueError(f"unknown layer class {name!r}. A newer version of gblr may know it.")
+    layer.planned = spec.get("form")
+    return layer
 
 
 def spec_shape(spec: Spec) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from gblr.conversion.layer_spec import build_layer, check_values, dtype_name, is
 from gblr.conversion.replace import replace_layer
 from gblr.conversion.tensor_files import CheckpointError, Record, describe, raise_all
 from gblr.layers.gaudi import GaudiModule
+from gblr.layers.structured import MatrixModule
 
 
 def plan(model: nn.Module, manifest: Mapping[str, Any], path: Path) -> dict[str, nn.Module]:
@@ -146,6 +147,9 @@ def fill(
     _put_all(model, "", manifest, values, device, made)
     _put_unsaved(model, manifest, values, device)
     _build_tables(model, device)
+    for module in model.modules():
+        if isinstance(module, MatrixModule):
+            module.prepare()
 
 
 def _put_all(

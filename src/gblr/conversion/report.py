@@ -1,8 +1,8 @@
 """What a conversion did: a sequence of the converted names that prints as a table."""
 
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import overload
 
 from rich.console import Console
@@ -25,6 +25,8 @@ class Row:
     num_mults: int = 0
     seconds: float = 0.0
     converted: bool = True
+    form: str | None = None  # what a hardened layer multiplies by
+    form_seconds: Mapping[str, float] = field(default_factory=dict)  # of one call of the layer, where measured
 
     @property
     def relative_cost(self) -> float:

@@ -158,6 +158,9 @@ class StructuredConv2d(MatrixModule):
         self.geometry = geometry
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
+    def product_input(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b places in"]:
+        return self.geometry.unfold(x)[0]
+
     def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
         patches, (height, width) = self.geometry.unfold(x)
         y = self._product(patches, self.bias)

@@ -27,23 +27,23 @@ class PreparedModule(nn.Module):
     u: Tensor
     v: Tensor
     _template: Any
-    form: Form | None = None  # None: no tensors are kept, the matrix multiplies by itself
+    planned: Form | None = None  # what is wanted; None: what is expected to be the fastest
+    form: Form | None = None  # what is at work; None: no tensors are kept, the matrix multiplies by itself
     _stamp: forms.Stamp = ()
 
     @property
     def is_packed(self) -> bool:
         return isinstance(self._template, PackedGBLR)
 
-    def prepare(self, form: Form | None = None) -> None:
-        """Derives the tensors of `form`, or of the one that is expected to be the fastest."""
+    def prepare(self) -> None:
+        """Derives the tensors of the form that is planned, or of the one that is expected to be the fastest."""
         for name in _NAMES:
             self.__dict__.pop(name, None)
         self.form = None
         if not self.is_packed or not can_read_values(self.u, self.v) or type(self.u.data) is not Tensor:
             return
         matrix: PackedGBLR = self.matrix  # type: ignore[assignment]
-        if form not in forms.possible_forms(matrix):
-            form = forms.expected_form(matrix)
+        form = self.planned if self.planned in forms.possible_forms(matrix) else forms.expected_form(matrix)
         with torch.no_grad():
             derived = forms.derive(form, matrix)
         for name, tensor in zip(_NAMES, derived, strict=False):
@@ -59,7 +59,7 @@ class PreparedModule(nn.Module):
         if self.form is None or not (compiling or is_plain_eager()):
             return None
         if not compiling and self._stamp != self._now():
-            self.prepare(self.form)
+            self.prepare()
         tensors = self._derived(compiling)
         if (dtype := autocast_dtype(x)) is not None:
             x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
@@ -78,7 +78,7 @@ class PreparedModule(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._cast_contents(fn, recurse)
-        self.prepare(self.form)
+        self.prepare()
         return self
 
     def _cast_contents(self, fn: Any, recurse: bool) -> None:
@@ -86,14 +86,14 @@ class PreparedModule(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self.prepare(self.form)
+        self.prepare()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _NAMES}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.prepare(self.form)
+        self.prepare()
 
 
 class _Linked(torch.autograd.Function):

@@ -18,6 +18,8 @@ class MatrixModule(PreparedModule):
     Fields of nested dataclasses (the structure of a GBLR matrix) are named by their path, "structure_row_width".
     """
 
+    bias: Tensor | None
+
     def __init__(self, matrix: StructuredMatrix):
         super().__init__()
         self._template = matrix.map_tensors(lambda t: t.detach().to("meta"))
@@ -44,6 +46,10 @@ class MatrixModule(PreparedModule):
     @property
     def in_features(self) -> int:
         return self._template.shape[1]
+
+    def product_input(self, x: Tensor) -> Float[Tensor, "*b in"]:
+        """The vectors that the matrix is applied to, of what the layer is given."""
+        return x
 
     def _product(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"]:
         """W x + bias for every vector along the last axis of `x`."""

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gblr.conversion.measure import undisturbed
+from gblr.conversion.timing import interleaved_medians, wait
 from gblr.layers.gaudi import GaudiModule
 from gblr.matrices.packed import PackedGBLR
 from gblr.matrices.structure import Structure
@@ -98,11 +99,11 @@ def seconds_outside(
     inside = [0.0]
 
     def enter(*_: Any) -> None:
-        _wait(device)
+        wait(device)
         inside[0] -= time.perf_counter()
 
     def leave(*_: Any) -> None:
-        _wait(device)
+        wait(device)
         inside[0] += time.perf_counter()
 
     handles = [h for m in layers for h in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))]
@@ -111,32 +112,12 @@ def seconds_outside(
         with undisturbed(model):
             for _ in range(_REPEATS + 1):
                 inside[0] = 0.0
-                _wait(device)
+                wait(device)
                 begin = time.perf_counter()
                 model(*args, **kwargs)
-                _wait(device)
+                wait(device)
                 outside.append(time.perf_counter() - begin - inside[0])
     finally:
         for handle in handles:
             handle.remove()
     return statistics.median(outside[1:])  # the first call warms up
-
-
-def interleaved_medians(calls: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
-    """Seconds of each call, taken in turns so that a busy moment hits all alike."""
-    times: list[list[float]] = [[] for _ in calls]
-    with torch.no_grad():
-        for repeat in range(_REPEATS + 1):
-            for call, found in zip(calls, times, strict=True):
-                _wait(device)
-                begin = time.perf_counter()
-                call()
-                _wait(device)
-                if repeat:
-                    found.append(time.perf_counter() - begin)
-    return [statistics.median(found) for found in times]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

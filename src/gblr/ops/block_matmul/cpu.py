@@ -27,12 +27,10 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.gblr_plan_make.argtypes = [c_int32, c_int32, c_int32, c_int32, pointer, POINTER(c_int64)]
     library.gblr_plan_make.restype = pointer
     library.gblr_plan_take.argtypes = [pointer, pointer]
-    library.gblr_gather.argtypes = [pointer, c_int, c_int, pointer, pointer, pointer]
-    library.gblr_scatter.argtypes = [pointer, c_int, c_int, pointer, pointer, pointer]
-    sizes = [c_int64, c_int64, c_int64, c_int64, c_int]
-    library.gblr_block_matmul.argtypes = [pointer, c_int, pointer, pointer, pointer, pointer, *sizes]
-    for name in ("gblr_plan_take", "gblr_gather", "gblr_scatter"):
-        getattr(library, name).restype = None
+    library.gblr_plan_take.restype = None
+    library.gblr_gather.argtypes = [pointer, c_int, c_int, *[pointer] * 3, *[c_int64] * 3]
+    library.gblr_scatter.argtypes = library.gblr_gather.argtypes
+    library.gblr_block_matmul.argtypes = [pointer, c_int, *[pointer] * 4, *[c_int64] * 4, c_int]
     return library
 
 
@@ -50,6 +48,9 @@ def available() -> bool:
 
 def make_plan(structure: Int[Tensor, "num_blocks 4"], block_rank: int, shape: tuple[int, int]) -> Int[Tensor, " plan"]:
     """The layout for blocks of the given row width, row location, column width and column location."""
+    for name, side, length in (("row", structure[:, 0], shape[0]), ("column", structure[:, 2], shape[1])):
+        if side.numel() and not (0 <= int(side.min()) and int(side.max()) <= length):
+            raise ValueError(f"{name} widths must lie in 0 .. {length}; got {int(side.min())} .. {int(side.max())}.")
     structure = structure.to("cpu", torch.int32).contiguous()
     size, sizes = c_int64(), (shape[0], shape[1], len(structure), block_rank)
     handle = library().gblr_plan_make(*sizes, structure.data_ptr(), byref(size))
@@ -70,9 +71,9 @@ def gather(u: Tensor, v: Tensor, plan: Tensor, size: int) -> Float[Tensor, " siz
     u, v = u.contiguous(), v.contiguous()
     values = u.new_empty(size)
     layout = _SPREAD if u.dim() == 2 else _CROPPED
-    library().gblr_gather(
-        plan.data_ptr(), BYTES[u.dtype], layout, u.data_ptr(), v.data_ptr(), values.data_ptr()
-    )  # fmt: skip
+    pointers = u.data_ptr(), v.data_ptr(), values.data_ptr()
+    status = library().gblr_gather(plan.data_ptr(), BYTES[u.dtype], layout, *pointers, u.numel(), v.numel(), size)
+    _check(status, u, v, values)
     return values
 
 
@@ -89,8 +90,16 @@ def spread(values: Tensor, plan: Tensor, num_lines: int, out: int, in_: int) -> 
 def _scatter(values: Tensor, plan: Tensor, layout: int, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     values = values.contiguous()
     pointers = values.data_ptr(), u.data_ptr(), v.data_ptr()
-    library().gblr_scatter(plan.data_ptr(), BYTES[values.dtype], layout, *pointers)
+    sizes = u.numel(), v.numel(), values.numel()
+    status = library().gblr_scatter(plan.data_ptr(), BYTES[values.dtype], layout, *pointers, *sizes)
+    _check(status, u, v, values)
     return u, v
+
+
+def _check(status: int, u: Tensor, v: Tensor, values: Tensor) -> None:
+    if status:
+        sizes = f"{u.numel()} numbers of u, {v.numel()} of v and {values.numel()} values"
+        raise RuntimeError(f"{sizes} do not fit the plan: it was made for other blocks.")
 
 
 def block_matmul(

@@ -31,24 +31,33 @@ for _name, _function in {
     _LIBRARY.impl(_name, _function, "CPU")
 
 
-@torch.library.register_fake("gblr::block_matmul", lib=_LIBRARY)
-def _(x: Tensor, values: Tensor, plan: Tensor, bias: Tensor | None, out_features: int, num_lines: int) -> Tensor:
+def _fake_block_matmul(
+    x: Tensor, values: Tensor, plan: Tensor, bias: Tensor | None, out_features: int, num_lines: int
+) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@torch.library.register_fake("gblr::pack_blocks", lib=_LIBRARY)
-def _(u: Tensor, v: Tensor, plan: Tensor, size: int) -> Tensor:
+def _fake_pack_blocks(u: Tensor, v: Tensor, plan: Tensor, size: int) -> Tensor:
     return u.new_empty(size)
 
 
-@torch.library.register_fake("gblr::crop_blocks", lib=_LIBRARY)
-def _(values: Tensor, plan: Tensor, num_u: int, num_v: int) -> tuple[Tensor, Tensor]:
+def _fake_crop_blocks(values: Tensor, plan: Tensor, num_u: int, num_v: int) -> tuple[Tensor, Tensor]:
     return values.new_empty(num_u), values.new_empty(num_v)
 
 
-@torch.library.register_fake("gblr::spread_blocks", lib=_LIBRARY)
-def _(values: Tensor, plan: Tensor, num_lines: int, out_features: int, in_features: int) -> tuple[Tensor, Tensor]:
+def _fake_spread_blocks(
+    values: Tensor, plan: Tensor, num_lines: int, out_features: int, in_features: int
+) -> tuple[Tensor, Tensor]:
     return values.new_empty(num_lines, out_features), values.new_empty(num_lines, in_features)
+
+
+for _name, _function in {
+    "block_matmul": _fake_block_matmul,
+    "pack_blocks": _fake_pack_blocks,
+    "crop_blocks": _fake_crop_blocks,
+    "spread_blocks": _fake_spread_blocks,
+}.items():
+    torch.library.register_fake(f"gblr::{_name}", _function, lib=_LIBRARY)
 
 
 def _keep_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -230,6 +230,12 @@ void scatter(const Plan& plan, const T* values, T* u, T* v) {
   });
 }
 
+bool fits(const Header& head, bool spread, int64_t num_u, int64_t num_v, int64_t num_values) {
+  const int64_t lines = head.num_lines;
+  const int64_t u = spread ? lines * head.out_features : head.num_u, v = spread ? lines * head.in_features : head.num_v;
+  return num_u == u && num_v == v && num_values == head.num_values;
+}
+
 }  // namespace
 }  // namespace gblr
 
@@ -253,6 +259,7 @@ GBLR_API void* gblr_plan_make(int32_t out, int32_t in, int32_t num_blocks, int32
   const std::vector<Line> lines = column_lines(blocks.data(), num_blocks, rank, std::max(in, 1));
   for (const auto& members : choose_groups(lines, std::max(in, 1))) groups.push_back(make_group(members, lines, in, values));
   const Rows rows = row_lists(blocks.data(), num_blocks, rank, out);
+  head.num_u = int32_t(u), head.num_v = int32_t(v);
   head.num_groups = int32_t(groups.size());
   head.num_tiles = int32_t(rows.tiles.size()) - 1;
   head.tile_values = (values + kAlign - 1) / kAlign * kAlign;
@@ -277,9 +284,11 @@ GBLR_API void gblr_plan_take(void* handle, int32_t* plan) {
 }
 
 // `bytes` is 4 for float32 and 2 for bfloat16, here and below; numbers are moved, not read. `spread` says how u and v lie:
-// cropped, or as factors (zeros outside of blocks are the caller's).
-GBLR_API void gblr_gather(const int32_t* data, int bytes, int spread, const void* u, const void* v, void* values) {
+// cropped, or as factors (zeros outside of blocks are the caller's). Returns 1 where the plan is for other sizes.
+GBLR_API int gblr_gather(const int32_t* data, int bytes, int spread, const void* u, const void* v, void* values, int64_t num_u,
+                         int64_t num_v, int64_t num_values) {
   const Plan plan(data);
+  if (!fits(plan.head, spread, num_u, num_v, num_values)) return 1;
   const auto run = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (spread) gather<Spread>(plan, (const T*)u, (const T*)v, (T*)values);
@@ -287,10 +296,13 @@ GBLR_API void gblr_gather(const int32_t* data, int bytes, int spread, const void
   };
   if (bytes == 4) run((int32_t*)nullptr);
   if (bytes == 2) run((int16_t*)nullptr);
+  return 0;
 }
 
-GBLR_API void gblr_scatter(const int32_t* data, int bytes, int spread, const void* values, void* u, void* v) {
+GBLR_API int gblr_scatter(const int32_t* data, int bytes, int spread, const void* values, void* u, void* v, int64_t num_u,
+                          int64_t num_v, int64_t num_values) {
   const Plan plan(data);
+  if (!fits(plan.head, spread, num_u, num_v, num_values)) return 1;
   const auto run = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (spread) scatter<Spread>(plan, (const T*)values, (T*)u, (T*)v);
@@ -298,4 +310,5 @@ GBLR_API void gblr_scatter(const int32_t* data, int bytes, int spread, const voi
   };
   if (bytes == 4) run((int32_t*)nullptr);
   if (bytes == 2) run((int16_t*)nullptr);
+  return 0;
 }

@@ -32,6 +32,7 @@ struct Header {
   int32_t out_features, in_features, num_blocks, block_rank;
   int32_t num_lines, num_groups, num_tiles, num_values;
   int32_t tile_values, strip_values;  // where those numbers begin
+  int32_t num_u, num_v;               // numbers of the cropped contents
   int32_t blocks, groups, tiles, tile_lines, strips, strip_lines;  // where the arrays begin, in int32
 };
 

@@ -1,0 +1,80 @@
+"""Which form a packed layer should multiply by: measured on this machine, on the inputs that the layer really sees."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gblr.conversion.measure import undisturbed
+from gblr.conversion.timing import interleaved_medians
+from gblr.layers.structured import MatrixModule
+from gblr.matrices import forms
+from gblr.matrices.forms import Form
+from gblr.matrices.packed import PackedGBLR
+from gblr.progress import progress
+
+_ROUNDS, _SECONDS = 3, 0.02  # per layer: at least so many rounds, and more while they are short
+_HOPELESS = 3.0  # times slower than the best in a first round: not measured further
+
+Times = dict[Form, float]
+
+
+def record_inputs(model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any) -> dict[str, Tensor]:
+    """What each layer is given in one run of the model; the first input for a layer that is called several times."""
+    found: dict[str, Tensor] = {}
+    handles = []
+    for name, layer in layers.items():
+
+        def hook(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            found.setdefault(name, (args[0] if args else next(iter(kwargs.values()))).detach())
+
+        handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+    args, kwargs = as_call(example_inputs)
+    try:
+        with undisturbed(model):
+            model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A tensor, a tuple or list of positional arguments, or a mapping of named ones."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,), {}
+
+
+def fastest(times: Times) -> Form | None:
+    """None where nothing was measured."""
+    best = min(times.values(), default=None)
+    return next((form for form, seconds in times.items() if seconds == best), None)
+
+
+def measure_forms(layers: Mapping[str, MatrixModule], inputs: Mapping[str, Tensor]) -> dict[str, Times]:
+    """Seconds of every possible form of every layer that has an input."""
+    times = {}
+    with progress("measuring forms", len(inputs)) as tick:
+        for name, x in inputs.items():
+            times[name] = form_times(layers[name], x)
+            tick()
+    return times
+
+
+@torch.no_grad()
+def form_times(layer: MatrixModule, x: Tensor) -> Times:
+    matrix = layer.matrix
+    assert isinstance(matrix, PackedGBLR)
+    x, bias = layer.product_input(x), layer.bias
+    tensors = {form: forms.derive(form, matrix) for form in forms.possible_forms(matrix)}
+
+    def calls(chosen: Sequence[Form]) -> list[Any]:
+        sizes = matrix.num_lines, matrix.shape[0]
+        return [lambda form=form: forms.multiply(form, tensors[form], x, bias, *sizes) for form in chosen]
+
+    first = dict(zip(tensors, interleaved_medians(calls(list(tensors)), x.device, rounds=1), strict=True))
+    best = min(first.values())
+    close: list[Form] = [form for form, seconds in first.items() if seconds < _HOPELESS * best]
+    return first | dict(zip(close, interleaved_medians(calls(close), x.device, _ROUNDS, _SECONDS), strict=True))
