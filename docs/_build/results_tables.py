@@ -45,6 +45,8 @@ MASKS: Sequence[Column] = (
     ("blocks", "blocks", ".0f"),
     ("length", "length", ".0f"),
     ("time of the FFT form / closed form", "fft_over_closed", ".2f"),
+    ("plain torch / closed form", "plain_over_closed", ".2f"),
+    ("bare passes over the memory / closed form", "passes_over_closed", ".2f"),
 )
 CIFAR10: Sequence[Column] = (
     ("method", "method", ""),
