@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from gblr.matrices import forms
 from gblr.matrices.forms import Form
 from gblr.matrices.packed import PackedGBLR
+from gblr.ops.block_matmul.cpu import BoundMatmul
 from gblr.ops.checks import can_read_values, is_plain_eager
 
-_NAMES = ("_derived_0", "_derived_1")  # single attributes: torch.export finds no tensors in tuples
+_TENSORS = ("_derived_0", "_derived_1")  # single attributes: torch.export finds no tensors in tuples
+_NAMES = (*_TENSORS, "_bound")
 
 
 class PreparedModule(nn.Module):
@@ -46,19 +48,36 @@ class PreparedModule(nn.Module):
         form = self.planned if self.planned in forms.possible_forms(matrix) else forms.expected_form(matrix)
         with torch.no_grad():
             derived = forms.derive(form, matrix)
-        for name, tensor in zip(_NAMES, derived, strict=False):
+        for name, tensor in zip(_TENSORS, derived, strict=False):
             self.__dict__[name] = tensor.detach()
-        self.form, self._stamp = form, self._now()
+        self.form, self._stamp = form, forms.stamp(self.u, self.v)
+        if form == "packed" and matrix.shape[1]:
+            self.__dict__["_bound"] = BoundMatmul(derived[0], derived[1], matrix.shape[1], matrix.shape[0])
 
-    def _now(self) -> forms.Stamp:
-        return forms.stamp(self.u, self.v)
+    def is_fresh(self) -> bool:
+        """Whether the derived tensors are those of the contents as they are now."""
+        parameters = self._parameters  # `self.u` would take five times as long
+        return self._stamp == forms.stamp(parameters["u"], parameters["v"])  # type: ignore[arg-type]
+
+    def quick(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"] | None:
+        """W x + bias straight from the kernel, where nobody but the caller looks: no gradients, no compiling, no mode,
+        no autocast. None elsewhere. Saves about 10 us a call, as long as a small layer's product takes.
+        """
+        if torch.is_grad_enabled() or not is_plain_eager() or torch.is_autocast_enabled("cpu"):
+            return None
+        bound = self.__dict__.get("_bound")
+        if bound is None or type(x) is not Tensor or x.dtype != bound.dtype or not x.is_cpu or not x.dim():
+            return None
+        if x.shape[-1] != bound.in_features or (bias is not None and bias.dtype != x.dtype) or not self.is_fresh():
+            return None
+        return bound(x, bias)
 
     def multiply(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"] | None:
         """W x + bias by the form, or None where the matrix itself has to do it."""
         compiling = torch.compiler.is_compiling()
         if self.form is None or not (compiling or is_plain_eager()):
             return None
-        if not compiling and self._stamp != self._now():
+        if not compiling and not self.is_fresh():
             self.prepare()
         tensors = self._derived(compiling)
         if (dtype := autocast_dtype(x)) is not None:
@@ -67,7 +86,7 @@ class PreparedModule(nn.Module):
         return forms.multiply(self.form, tensors, x, bias, self._template.num_lines, self._template.shape[0])
 
     def _derived(self, compiling: bool) -> tuple[Tensor, ...]:
-        kept = tuple(self.__dict__[name] for name in _NAMES if name in self.__dict__)
+        kept = tuple(self.__dict__[name] for name in _TENSORS if name in self.__dict__)
         if not (torch.is_grad_enabled() and (self.u.requires_grad or self.v.requires_grad)):
             return kept
         if self.form != "packed":

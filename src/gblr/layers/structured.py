@@ -53,6 +53,8 @@ class MatrixModule(PreparedModule):
 
     def _product(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"]:
         """W x + bias for every vector along the last axis of `x`."""
+        if (y := self.quick(x, bias)) is not None:
+            return y
         if x.dim() and x.shape[-1] == self.in_features and (y := self.multiply(x, bias)) is not None:
             return y
         matrix = self.matrix

@@ -77,6 +77,8 @@ def multiply(
 Stamp = tuple[object, ...]
 
 
-def stamp(*tensors: Tensor) -> Stamp:
-    """Changes when a tensor is replaced, moved, cast or written to in place."""
-    return tuple((t.data_ptr(), t.dtype, -1 if t.is_inference() else t._version) for t in tensors)
+def stamp(u: Tensor, v: Tensor) -> Stamp:
+    """Changes when the memory of one of them is another, or was written to (which inference tensors do not tell)."""
+    if u.is_inference() or v.is_inference():
+        return u.data_ptr(), v.data_ptr()
+    return u.data_ptr(), v.data_ptr(), u._version, v._version

@@ -195,13 +195,19 @@ void call(const int32_t* data, const void* values, const void* x, const void* bi
 }  // namespace
 }  // namespace gblr
 
+// The same without checks, for a caller that has made them once.
+GBLR_API void gblr_bound_matmul(const int32_t* plan, int bytes, const void* values, const void* x, const void* bias, void* y,
+                                int64_t tokens, int threads) {
+  if (bytes == 4) gblr::call<float>(plan, values, x, bias, y, tokens, threads);
+  if (bytes == 2) gblr::call<gblr::BFloat16>(plan, values, x, bias, y, tokens, threads);
+}
+
 // x is (tokens, in), y is (tokens, out), both in the dtype of the values; `bias` may be null. Returns 0, or 1 where the plan is
 // for other sizes.
 GBLR_API int gblr_block_matmul(const int32_t* plan, int bytes, const void* values, const void* x, const void* bias, void* y,
                                int64_t in, int64_t out, int64_t num_values, int64_t tokens, int threads) {
   const gblr::Header& head = gblr::Plan(plan).head;
   if (head.in_features != in || head.out_features != out || head.num_values != num_values) return 1;
-  if (bytes == 4) gblr::call<float>(plan, values, x, bias, y, tokens, threads);
-  if (bytes == 2) gblr::call<gblr::BFloat16>(plan, values, x, bias, y, tokens, threads);
+  gblr_bound_matmul(plan, bytes, values, x, bias, y, tokens, threads);
   return 0;
 }

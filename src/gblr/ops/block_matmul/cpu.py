@@ -30,6 +30,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.gblr_plan_take.restype = None
     library.gblr_gather.argtypes = [pointer, c_int, c_int, *[pointer] * 3, *[c_int64] * 3]
     library.gblr_scatter.argtypes = library.gblr_gather.argtypes
+    library.gblr_bound_matmul.argtypes = [pointer, c_int, *[pointer] * 4, c_int64, c_int]
+    library.gblr_bound_matmul.restype = None
     library.gblr_block_matmul.argtypes = [pointer, c_int, *[pointer] * 4, *[c_int64] * 4, c_int]
     return library
 
@@ -120,3 +122,25 @@ def block_matmul(
             f"`x` of {x.shape[-1]} columns, {out_features} outputs and {values.numel()} values do not fit the plan."
         )
     return y
+
+
+class BoundMatmul:
+    """`block_matmul` for one set of values, with its pointers at hand: the shortest way for a call in plain inference.
+
+    Neither dispatcher nor checks: the caller sees to a contiguous-or-not CPU `x` of the right dtype and last axis.
+    """
+
+    def __init__(self, values: Tensor, plan: Tensor, in_features: int, out_features: int):
+        self._tensors = values, plan  # kept alive with their pointers
+        self._fixed = plan.data_ptr(), BYTES[values.dtype], values.data_ptr()
+        self._run = library().gblr_bound_matmul
+        self.dtype, self.in_features, self.out_features = values.dtype, in_features, out_features
+
+    def __call__(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"]:
+        x = x.contiguous()
+        y = x.new_empty((*x.shape[:-1], self.out_features))
+        self._run(
+            *self._fixed, x.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
+            x.numel() // self.in_features, torch.get_num_threads(),
+        )  # fmt: skip
+        return y
