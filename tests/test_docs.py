@@ -119,6 +119,34 @@ def test_the_view_by_cost_has_a_column_for_each_cost_and_marks_the_best(results)
     ]
 
 
+def test_runs_with_a_change_have_a_table_of_their_own(results):
+    def row(name, accuracy, **more):
+        common = {"relative_cost": 0.08, "block_rank": 1, "reached_cost": 0.0799, "model_relative_cost": 0.18}
+        method = "gaudi" if name.startswith("gaudi") else "dense"
+        return common | {"name": name, "method": method, "budget": "projection", "accuracy": accuracy} | more
+
+    rows = [
+        row("dense", 77.0),
+        row("gaudi-0.08-rank1-projection", 76.5),
+        row("gaudi-0.08-rank1-soft-end", 76.25),
+        row("gaudi-0.08-rank1-shrinkage-2", 70.0, budget="shrinkage", max_shrinkage=2.0),
+    ]
+    (results / "cifar10-learning.json").write_text(json.dumps({"rows": rows}))
+    main, changes = (
+        RESULTS_HOOK["on_page_markdown"](f"<!-- results: cifar10-learning.json{view} -->") for view in ("", " changes")
+    )
+    assert "| dense |" in main and "76.50" in main and "76.25" not in main and "70.00" not in main
+    assert "| none | 76.50 |  |  |  |" in changes and "| no steps at sigma = inf | 76.25 | -0.25 |  |  |" in changes
+    assert "| shrinkage, max_shrinkage 2 | 70.00 | -6.50 |  |  |" in changes
+
+
+def test_every_run_with_a_change_is_in_its_table():
+    from gblr.experiments.cifar10_learning import named_runs
+
+    changes = {RESULTS_HOOK["change_of"]({"name": name}) for name in named_runs()} - {""}
+    assert changes <= set(RESULTS_HOOK["CHANGES"])
+
+
 @pytest.mark.parametrize("marker", ["minilm-stsb.json", "minilm-stsb.json by_cost", "fit.json"])
 def test_the_hook_says_how_to_make_a_missing_result_file(results, marker):
     shown = RESULTS_HOOK["on_page_markdown"](f"<!-- results: {marker} -->")

@@ -26,7 +26,9 @@ def test_a_run_ends_at_its_cost_and_tells_what_it_did(name, data):
     row = experiment.perform(run, data, data, **TINY)
     assert row["reached_cost"] <= run.relative_cost and 0 <= row["accuracy"] <= 100
     assert row["accuracy"] == pytest.approx(row["soft_accuracy"])  # hardening is exact at the end of the schedule
-    assert json.loads(json.dumps(row))["seed"] == 0
+    assert json.loads(json.dumps(row, allow_nan=False))["seed"] == 0
+    assert ("curve" in row) == (run.method == "gaudi")
+    assert ("max_shrinkage" in row and row["max_shrinkage"] is not None) == (run.budget == "shrinkage")
 
 
 def test_low_rank_layers_start_with_the_variance_of_dense_ones():
@@ -51,6 +53,21 @@ def test_mixed_classes_are_shares_and_follow_the_box(data):
 def test_rates_warm_up_and_end_near_zero():
     shares = [experiment.lr_share(step, 100, 10) for step in range(100)]
     assert shares[9] == shares[10] == max(shares) == 1.0 and shares[0] == 0.1 and shares[-1] < 0.01
+
+
+def test_results_are_written_a_line_per_row(tmp_path):
+    experiment.write(tmp_path / "a.json", {"what": "runs"}, [{"name": "a", "sigma": [1.0, 2.0]}, {"name": "b"}])
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text) == {"what": "runs", "rows": [{"name": "a", "sigma": [1.0, 2.0]}, {"name": "b"}]}
+    assert text.count("\n") == 7
+
+
+def test_runs_come_in_the_order_asked_for(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(experiment, "smoke", lambda runs, out: started.extend(runs) or 0)
+    monkeypatch.setattr(sys, "argv", ["x", "--smoke", "--out", str(tmp_path), "--only", "low*0.08", "dense", "low*"])
+    experiment.main()
+    assert started == ["low-rank-0.08", "dense", "low-rank-0.25"]
 
 
 def test_the_smoke_run_needs_no_data(monkeypatch, tmp_path, capsys):
