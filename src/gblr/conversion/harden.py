@@ -43,8 +43,9 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto") -
         layer.planned = fastest(times.get(name, {})) if plan == "auto" else plan
         layer.prepare()
     for name, layer in layers.items():
-        _like(targets[name], layer)
-        model.set_submodule(name, layer)
+        if layer is not targets[name]:
+            _like(targets[name], layer)
+            model.set_submodule(name, layer)
     rows = [_row(name, layer, times.get(name, {})) for name, layer in layers.items()]
     return Report(rows, list(layers), "hardened: masks folded, blocks cropped and packed", _notes(rows, measured))
 

@@ -67,7 +67,7 @@ def measure_forms(layers: Mapping[str, MatrixModule], inputs: Mapping[str, Tenso
 def form_times(layer: MatrixModule, x: Tensor) -> Times:
     matrix = layer.matrix
     assert isinstance(matrix, PackedGBLR)
-    x, bias = layer.product_input(x), layer.bias
+    x, bias = layer.product_input(x).to(matrix.u.dtype), layer.bias  # inside of autocast it may have had another
     tensors = {form: forms.derive(form, matrix) for form in forms.possible_forms(matrix)}
 
     def calls(chosen: Sequence[Form]) -> list[Any]:

@@ -3,7 +3,7 @@
 They are plain attributes, neither parameters nor buffers: checkpoints and optimizers have no use for them.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -22,8 +22,9 @@ _NAMES = (*_TENSORS, "_bound")
 class PreparedModule(nn.Module):
     """A module with cropped contents `u` and `v` that multiplies by one of three forms (`gblr.matrices.forms`).
 
-    The form's tensors are made anew after casts, moves and loading, and where contents were changed in place. While
-    contents are trained in a compiled model, they are computed inside the graph.
+    The form's tensors are made anew after casts, moves and loading, where contents were changed in place, and when the
+    module is switched between training and evaluation. A compiled graph cannot look for changes: while contents are
+    trained, it computes the tensors itself. `p.data.copy_(...)` hides a change from everybody; call `prepare` after it.
     """
 
     u: Tensor
@@ -31,7 +32,7 @@ class PreparedModule(nn.Module):
     _template: Any
     planned: Form | None = None  # what is wanted; None: what is expected to be the fastest
     form: Form | None = None  # what is at work; None: no tensors are kept, the matrix multiplies by itself
-    _stamp: forms.Stamp = ()
+    _stamp: forms.Stamp | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -39,61 +40,86 @@ class PreparedModule(nn.Module):
 
     def prepare(self) -> None:
         """Derives the tensors of the form that is planned, or of the one that is expected to be the fastest."""
+        form, stamp = None, None
+        kept: dict[str, Any] = {}
+        if self._can_derive():
+            matrix: PackedGBLR = self.matrix  # type: ignore[assignment]
+            form = self.planned if self.planned in forms.possible_forms(matrix) else forms.expected_form(matrix)
+            # what inference mode makes could not be used for training afterwards
+            with torch.inference_mode(False), torch.no_grad():
+                stamp = forms.Stamp(matrix.u, matrix.v)
+                derived = tuple(tensor.detach() for tensor in forms.derive(form, matrix))
+            kept = dict(zip(_TENSORS, derived, strict=False))
+            if form == "packed" and matrix.shape[1]:
+                kept["_bound"] = BoundMatmul(derived[0], derived[1], matrix.shape[1], matrix.shape[0])
+        # The stamp comes last: a thread that finds it fresh finds what belongs to it.
+        self.__dict__.update(kept)
         for name in _NAMES:
-            self.__dict__.pop(name, None)
-        self.form = None
-        if not self.is_packed or not can_read_values(self.u, self.v) or type(self.u.data) is not Tensor:
-            return
-        matrix: PackedGBLR = self.matrix  # type: ignore[assignment]
-        form = self.planned if self.planned in forms.possible_forms(matrix) else forms.expected_form(matrix)
-        with torch.no_grad():
-            derived = forms.derive(form, matrix)
-        for name, tensor in zip(_TENSORS, derived, strict=False):
-            self.__dict__[name] = tensor.detach()
-        self.form, self._stamp = form, forms.stamp(self.u, self.v)
-        if form == "packed" and matrix.shape[1]:
-            self.__dict__["_bound"] = BoundMatmul(derived[0], derived[1], matrix.shape[1], matrix.shape[0])
+            if name not in kept:
+                self.__dict__.pop(name, None)
+        self.form, self._stamp = form, stamp
+
+    def _can_derive(self) -> bool:
+        if not (
+            self.is_packed and is_plain_eager() and can_read_values(self.u, self.v) and type(self.u.data) is Tensor
+        ):
+            return False
+        return forms.is_filled(self.matrix)  # type: ignore[arg-type]
 
     def is_fresh(self) -> bool:
         """Whether the derived tensors are those of the contents as they are now."""
         parameters = self._parameters  # `self.u` would take five times as long
-        return self._stamp == forms.stamp(parameters["u"], parameters["v"])  # type: ignore[arg-type]
+        return self._stamp is not None and self._stamp.fits(parameters.get("u"), parameters.get("v"))
 
     def quick(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"] | None:
         """W x + bias straight from the kernel, where nobody but the caller looks: no gradients, no compiling, no mode,
         no autocast. None elsewhere. Saves about 10 us a call, as long as a small layer's product takes.
         """
-        if torch.is_grad_enabled() or not is_plain_eager() or torch.is_autocast_enabled("cpu"):
+        if torch.is_grad_enabled() or not is_plain_eager() or torch.is_autocast_enabled("cpu") or not self.is_fresh():
             return None
         bound = self.__dict__.get("_bound")
         if bound is None or type(x) is not Tensor or x.dtype != bound.dtype or not x.is_cpu or not x.dim():
             return None
-        if x.shape[-1] != bound.in_features or (bias is not None and bias.dtype != x.dtype) or not self.is_fresh():
+        if x.shape[-1] != bound.in_features or not (bias is None or bound.takes(bias)):
             return None
         return bound(x, bias)
 
     def multiply(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"] | None:
         """W x + bias by the form, or None where the matrix itself has to do it."""
         compiling = torch.compiler.is_compiling()
-        if self.form is None or not (compiling or is_plain_eager()):
+        if not self.is_packed or not (compiling or is_plain_eager()):
             return None
         if not compiling and not self.is_fresh():
             self.prepare()
-        tensors = self._derived(compiling)
-        if (dtype := autocast_dtype(x)) is not None:
-            x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
-            tensors = tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
-        return forms.multiply(self.form, tensors, x, bias, self._template.num_lines, self._template.shape[0])
+        dtype = autocast_dtype(x)
+        form = self.form
+        if form is None or (dtype is not None and not forms.knows(form, dtype)):
+            return None
+        tensors = self._derived(form, compiling)
+        if dtype is not None:
+            x, tensors = x.to(dtype), tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
+        if bias is not None and bias.dtype != x.dtype:
+            bias = bias.to(x.dtype)
+        return forms.multiply(form, tensors, x, bias, self._template.num_lines, self._template.shape[0])
 
-    def _derived(self, compiling: bool) -> tuple[Tensor, ...]:
+    def _derived(self, form: Form, compiling: bool) -> tuple[Tensor, ...]:
         kept = tuple(self.__dict__[name] for name in _TENSORS if name in self.__dict__)
-        if not (torch.is_grad_enabled() and (self.u.requires_grad or self.v.requires_grad)):
+        trained = (torch.is_grad_enabled() or (compiling and self.training)) and (
+            self.u.requires_grad or self.v.requires_grad
+        )
+        if not trained:
             return kept
-        if self.form != "packed":
-            return forms.derive(self.form, self.matrix)  # type: ignore[arg-type]
+        if form != "packed":
+            return forms.derive(form, self.matrix)  # type: ignore[arg-type]
         if compiling:
             return torch.ops.gblr.pack_blocks(self.u, self.v, kept[1], kept[0].shape[0]), kept[1]
         return _Linked.apply(self.u, self.v, *kept), kept[1]
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.is_packed and not self.is_fresh() and is_plain_eager():
+            self.prepare()
+        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._cast_contents(fn, recurse)
@@ -108,7 +134,7 @@ class PreparedModule(nn.Module):
         self.prepare()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _NAMES}
+        return {name: value for name, value in self.__dict__.items() if name not in (*_NAMES, "_stamp")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -4,13 +4,14 @@
 * `factors`: two plain products with the factors, zeros outside the blocks included
 * `dense`: one plain product with W itself
 
-A form's tensors are derived from the cropped contents once; `stamp` tells whether they still fit.
+A form's tensors are derived from the cropped contents once; a `Stamp` tells whether they still fit.
 """
 
 from typing import Literal, get_args
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gblr.matrices.packed import PackedGBLR
@@ -37,6 +38,22 @@ def reason_against_packed(matrix: PackedGBLR) -> str | None:
     if not blocks.available():
         return "the compiled CPU kernels are not there (gblr.ops.native.cpu_kernels() says why)"
     return None
+
+
+def knows(form: Form, dtype: torch.dtype) -> bool:
+    """Whether the form can multiply in that dtype."""
+    return form != "packed" or dtype in blocks.DTYPES
+
+
+def is_filled(matrix: PackedGBLR) -> bool:
+    """Whether the structure is that of the contents; not so between `to_empty` and loading."""
+    sides = ((matrix.u, matrix.structure.row_width), (matrix.v, matrix.structure.col_width))
+    return all(
+        not width.is_meta
+        and content.numel() == matrix.block_rank * int(width.sum())
+        and (not len(width) or 0 <= int(width.min()) <= int(width.max()) <= length)
+        for (content, width), length in zip(sides, matrix.shape, strict=True)
+    )
 
 
 def expected_form(matrix: PackedGBLR) -> Form:
@@ -74,11 +91,25 @@ def multiply(
     return functional.linear(functional.linear(x, tensors[1]), tensors[0], bias)
 
 
-Stamp = tuple[object, ...]
+class Stamp:
+    """Tells whether tensors were replaced, or written to (which inference tensors do not tell) since it was made.
+
+    It keeps them alive: memory given back could become that of their successors, with an address that is no news.
+    """
+
+    def __init__(self, u: Tensor, v: Tensor):
+        self._tensors = u.detach(), v.detach()
+        self._marks = _marks(u, v)
+
+    def fits(self, u: Tensor | None, v: Tensor | None) -> bool:
+        """False for anything but plain tensors too, as for those of a parametrization (None) or a subclass."""
+        return type(u) in _PLAIN and type(v) in _PLAIN and self._marks == _marks(u, v)  # type: ignore[arg-type]
 
 
-def stamp(u: Tensor, v: Tensor) -> Stamp:
-    """Changes when the memory of one of them is another, or was written to (which inference tensors do not tell)."""
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def _marks(u: Tensor, v: Tensor) -> tuple[int, ...]:
     if u.is_inference() or v.is_inference():
         return u.data_ptr(), v.data_ptr()
     return u.data_ptr(), v.data_ptr(), u._version, v._version

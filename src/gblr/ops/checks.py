@@ -22,12 +22,16 @@ def can_read_values(*tensors: Tensor) -> bool:
 
 
 def is_plain_eager() -> bool:
-    """Neither `torch.compile`, a `torch.func` transform nor a mode (fake tensors, counters) looks at what is called."""
-    # torch has no public names for the last two; both have been stable since 2.0
+    """Neither `torch.compile`, `torch.jit.trace`, a `torch.func` transform, forward-mode differentiation nor a mode
+    (fake tensors, counters) looks at what is called.
+    """
+    # torch has no public names for most of them; these have been stable since 2.0
     return (
         not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None  # of torch.jit.trace
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
+        and torch.autograd.forward_ad._current_level < 0
     )
 
 

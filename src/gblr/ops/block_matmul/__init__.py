@@ -20,8 +20,9 @@ def plan_blocks(
     shape: tuple[int, int],
 ) -> Int[Tensor, " plan"]:  # fmt: skip
     """How the kernels keep these blocks: groups of columns, tiles of rows; one int32 tensor, without contents."""
-    structure = torch.stack([t.long() for t in (row_width, row_location, col_width, col_location)], 1)
-    return cpu.make_plan(structure, block_rank, shape)
+    rows, cols = (max(1, length) for length in shape)
+    sides = row_width.long(), row_location.long() % rows, col_width.long(), col_location.long() % cols
+    return cpu.make_plan(torch.stack(sides, 1), block_rank, shape)
 
 
 def pack_blocks(u: Float[Tensor, " row_total"], v: Float[Tensor, " col_total"], plan: Tensor) -> Float[Tensor, " n"]:

@@ -70,11 +70,14 @@ def num_values(plan: Int[Tensor, " plan"]) -> int:
 
 def gather(u: Tensor, v: Tensor, plan: Tensor, size: int) -> Float[Tensor, " size"]:
     """Contents in the order of the plan, padding 0: cropped ones (1-D), or factors (2-D)."""
+    if u.dtype != v.dtype:
+        raise RuntimeError(f"`u` and `v` must have the same dtype; got {u.dtype} and {v.dtype}.")
     u, v = u.contiguous(), v.contiguous()
     values = u.new_empty(size)
     layout = _SPREAD if u.dim() == 2 else _CROPPED
     pointers = u.data_ptr(), v.data_ptr(), values.data_ptr()
-    status = library().gblr_gather(plan.data_ptr(), BYTES[u.dtype], layout, *pointers, u.numel(), v.numel(), size)
+    sizes = u.numel(), v.numel(), size
+    status = library().gblr_gather(_address(plan), _bytes(u.dtype), layout, *pointers, *sizes)
     _check(status, u, v, values)
     return values
 
@@ -93,9 +96,21 @@ def _scatter(values: Tensor, plan: Tensor, layout: int, u: Tensor, v: Tensor) ->
     values = values.contiguous()
     pointers = values.data_ptr(), u.data_ptr(), v.data_ptr()
     sizes = u.numel(), v.numel(), values.numel()
-    status = library().gblr_scatter(plan.data_ptr(), BYTES[values.dtype], layout, *pointers, *sizes)
+    status = library().gblr_scatter(_address(plan), _bytes(values.dtype), layout, *pointers, *sizes)
     _check(status, u, v, values)
     return u, v
+
+
+def _bytes(dtype: torch.dtype) -> int:
+    if dtype not in BYTES:
+        raise RuntimeError(f"the packed kernels know float32 and bfloat16, not {dtype}.")
+    return BYTES[dtype]
+
+
+def _address(plan: Tensor) -> int:
+    if plan.dtype != torch.int32 or not plan.is_cpu or not plan.is_contiguous() or plan.numel() <= _NUM_VALUES:
+        raise RuntimeError(f"`plan` must be what `plan_blocks` gives; got {plan.dtype} of shape {tuple(plan.shape)}.")
+    return plan.data_ptr()
 
 
 def _check(status: int, u: Tensor, v: Tensor, values: Tensor) -> None:
@@ -110,10 +125,13 @@ def block_matmul(
     if x.dtype != values.dtype or (bias is not None and bias.dtype != x.dtype):
         others = f"{values.dtype} values" + ("" if bias is None else f" and a {bias.dtype} bias")
         raise RuntimeError(f"`x` must have the dtype of the layer; got {x.dtype} with {others}.")
-    x = x.contiguous()
+    if not x.dim() or (bias is not None and bias.shape != (out_features,)):
+        bias_shape = None if bias is None else tuple(bias.shape)
+        raise RuntimeError(f"`x` must be (..., in), `bias` ({out_features},); got {tuple(x.shape)} and {bias_shape}.")
+    x, values, bias = x.contiguous(), values.contiguous(), None if bias is None else bias.contiguous()
     y = x.new_empty((*x.shape[:-1], out_features))
-    status = _library().gblr_block_matmul(  # type: ignore[union-attr]
-        plan.data_ptr(), BYTES[x.dtype], values.data_ptr(), x.data_ptr(), None if bias is None else bias.data_ptr(),
+    status = library().gblr_block_matmul(
+        _address(plan), _bytes(x.dtype), values.data_ptr(), x.data_ptr(), None if bias is None else bias.data_ptr(),
         y.data_ptr(), x.shape[-1], out_features, values.numel(), y.numel() // max(1, out_features),
         torch.get_num_threads(),
     )  # fmt: skip
@@ -127,7 +145,8 @@ def block_matmul(
 class BoundMatmul:
     """`block_matmul` for one set of values, with its pointers at hand: the shortest way for a call in plain inference.
 
-    Neither dispatcher nor checks: the caller sees to a contiguous-or-not CPU `x` of the right dtype and last axis.
+    Neither dispatcher nor checks: the caller sees to a contiguous-or-not CPU `x` of the right dtype and last axis, and
+    to a bias that `takes` is true for.
     """
 
     def __init__(self, values: Tensor, plan: Tensor, in_features: int, out_features: int):
@@ -135,6 +154,9 @@ class BoundMatmul:
         self._fixed = plan.data_ptr(), BYTES[values.dtype], values.data_ptr()
         self._run = library().gblr_bound_matmul
         self.dtype, self.in_features, self.out_features = values.dtype, in_features, out_features
+
+    def takes(self, bias: Tensor) -> bool:
+        return bias.dtype == self.dtype and bias.numel() == self.out_features and bias.is_cpu and bias.is_contiguous()
 
     def __call__(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"]:
         x = x.contiguous()

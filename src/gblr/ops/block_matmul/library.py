@@ -51,13 +51,13 @@ def _fake_spread_blocks(
     return values.new_empty(num_lines, out_features), values.new_empty(num_lines, in_features)
 
 
-for _name, _function in {
-    "block_matmul": _fake_block_matmul,
-    "pack_blocks": _fake_pack_blocks,
-    "crop_blocks": _fake_crop_blocks,
-    "spread_blocks": _fake_spread_blocks,
-}.items():
-    torch.library.register_fake(f"gblr::{_name}", _function, lib=_LIBRARY)
+for _name, _fake in (
+    ("block_matmul", _fake_block_matmul),
+    ("pack_blocks", _fake_pack_blocks),
+    ("crop_blocks", _fake_crop_blocks),
+    ("spread_blocks", _fake_spread_blocks),
+):
+    torch.library.register_fake(f"gblr::{_name}", _fake, lib=_LIBRARY)
 
 
 def _keep_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -88,13 +88,32 @@ def _product_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 def _keep_packing(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     u, v, plan, _ = inputs
     ctx.save_for_backward(plan)
-    ctx.sizes = u.shape[0], v.shape[0]
+    ctx.shapes = u.shape, v.shape
 
 
 def _packing_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     (plan,) = ctx.saved_tensors
-    return *torch.ops.gblr.crop_blocks(grad, plan, *ctx.sizes), None, None
+    u, v = ctx.shapes
+    if len(u) == 2:
+        return *torch.ops.gblr.spread_blocks(grad, plan, u[0], u[1], v[1]), None, None
+    return *torch.ops.gblr.crop_blocks(grad, plan, u[0], v[0]), None, None
 
 
-torch.library.register_autograd("gblr::block_matmul", _product_gradients, setup_context=_keep_product, lib=_LIBRARY)
-torch.library.register_autograd("gblr::pack_blocks", _packing_gradients, setup_context=_keep_packing, lib=_LIBRARY)
+def _keep_unpacking(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    values, plan, *ctx.others = inputs
+    ctx.save_for_backward(plan)
+    ctx.size = values.shape[0]
+
+
+def _unpacking_gradients(ctx: Any, grad_u: Tensor, grad_v: Tensor) -> tuple[Tensor | None, ...]:
+    (plan,) = ctx.saved_tensors
+    return torch.ops.gblr.pack_blocks(grad_u, grad_v, plan, ctx.size), None, *(None for _ in ctx.others)
+
+
+for _name, _keep, _gradients in (
+    ("block_matmul", _keep_product, _product_gradients),
+    ("pack_blocks", _keep_packing, _packing_gradients),
+    ("crop_blocks", _keep_unpacking, _unpacking_gradients),  # with the next one, for gradients of gradients
+    ("spread_blocks", _keep_unpacking, _unpacking_gradients),
+):
+    torch.library.register_autograd(f"gblr::{_name}", _gradients, setup_context=_keep, lib=_LIBRARY)

@@ -257,7 +257,7 @@ GBLR_API void* gblr_plan_make(int32_t out, int32_t in, int32_t num_blocks, int32
   int32_t values = 0;
   std::vector<Group> groups;
   const std::vector<Line> lines = column_lines(blocks.data(), num_blocks, rank, std::max(in, 1));
-  for (const auto& members : choose_groups(lines, std::max(in, 1))) groups.push_back(make_group(members, lines, in, values));
+  for (const auto& members : choose_groups(lines, std::max(in, 1))) groups.push_back(make_group(members, lines, std::max(in, 1), values));
   const Rows rows = row_lists(blocks.data(), num_blocks, rank, out);
   head.num_u = int32_t(u), head.num_v = int32_t(v);
   head.num_groups = int32_t(groups.size());
