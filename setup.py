@@ -12,7 +12,17 @@ from setuptools.command.build_ext import build_ext
 SOURCES = sorted(str(file) for file in Path("src/gblr/ops").rglob("*.cpp"))
 HEADERS = sorted(str(file) for file in Path("src/gblr/ops").rglob("*.h"))
 # no -ffast-math: it would make a loaded library flush subnormals for the whole process
-COMMON = ["-O3", "-std=c++17", "-Wno-maybe-uninitialized", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+COMMON = [
+    "-O3",
+    "-std=c++17",
+    "-Wno-maybe-uninitialized",
+    "-fopenmp",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+]
 INSTRUCTION_SETS = {
     "avx2": ["-march=x86-64-v3", "-DGBLR_LANES=8"],
     "avx512": ["-march=x86-64-v4", "-mprefer-vector-width=512", "-DGBLR_LANES=16"],
@@ -29,8 +39,10 @@ class BuildPlainLibrary(build_ext):
         """Objects of the instruction sets have the same names: each set gets a folder of its own."""
         common = self.build_temp
         self.build_temp = str(Path(common) / ext.name)
-        super().build_extension(ext)
-        self.build_temp = common
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = common
 
 
 setup(

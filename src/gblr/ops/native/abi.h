@@ -11,6 +11,7 @@
 
 // Before a loop over a small array of sums: unrolled early, the array lives in registers.
 #define GBLR_UNROLL _Pragma("GCC unroll 16")
+#define GBLR_HOT __attribute__((noinline))
 
 namespace gblr {
 
