@@ -86,6 +86,8 @@ int32_t cheapest(const std::vector<int32_t>& edges, bool at_start) {
   return best;
 }
 
+int32_t overlap(int32_t a, int32_t b, int32_t c, int32_t d) { return std::max(0, std::min(b, d) - std::max(a, c)); }
+
 Group make_group(const std::vector<int32_t>& members, const std::vector<Line>& lines, int32_t length, int32_t& values) {
   Group group = {};
   std::vector<int32_t> starts, ends;  // relative to the first member's start
@@ -97,7 +99,9 @@ Group make_group(const std::vector<int32_t>& members, const std::vector<Line>& l
   int32_t a = cheapest(starts, true), b = cheapest(ends, false);
   b = std::min(b, a + length);
   b = a + std::max(0, b - a) / 4 * 4;  // batch 1 reads four columns of a core at a time
-  if (members.size() < kGroup) b = a;  // too few for a core
+  int64_t inside = 0;
+  for (size_t i = 0; i < members.size(); i++) inside += overlap(a, b, starts[i], ends[i]);
+  if (members.size() < kGroup || 2 * inside < int64_t(kGroup) * (b - a)) b = a;  // no core of too few lines, or of zeros for the most part
   group.core = {cyclic(first.start + a, length), b - a};
   values = (values + kAlign - 1) / kAlign * kAlign;
   group.values = values;
@@ -113,8 +117,6 @@ Group make_group(const std::vector<int32_t>& members, const std::vector<Line>& l
   }
   return group;
 }
-
-int32_t overlap(int32_t a, int32_t b, int32_t c, int32_t d) { return std::max(0, std::min(b, d) - std::max(a, c)); }
 
 // How many of the outputs [begin, end) lie in the cyclic interval.
 int32_t covered(int32_t location, int32_t width, int32_t length, int32_t begin, int32_t end) {
@@ -217,7 +219,7 @@ struct Spread {
 
 template <class Layout, class T>
 void gather(const Plan& plan, const T* u, const T* v, T* values) {
-  std::memset(static_cast<void*>(values), 0, sizeof(T) * plan.head.num_values);
+  std::fill_n(values, plan.head.num_values, T(0));
   walk(plan, [&](int64_t at, bool of_u, int64_t line, int32_t position) {
     values[at] = (of_u ? u : v)[Layout::place(plan, of_u, line, position)];
   });
