@@ -1,6 +1,6 @@
 """CPU kernels as optional extensions: plain shared libraries with a C ABI, loaded by `gblr.ops.native`.
 
-They include no header of torch or Python, so that the build needs a C++ compiler and nothing else. Where there is none, or it
+They include no header of torch or Python: the build needs a C++ compiler and nothing else. Where there is none, or it
 fails, the package installs without them; the loader says so at first use. All else is in pyproject.toml.
 """
 
