@@ -3,7 +3,7 @@
 python benchmarks/bench_cpu.py --quick               # the table in under two minutes; exit code 1 where a ratio is
                                                      # above 1.25 times its target
 python benchmarks/bench_cpu.py --out docs/results/cpu.json   # longer, with whole models and curves over cost
-python benchmarks/bench_cpu.py --plot docs/results/cpu.json  # draws docs/results/cpu.png from that
+python benchmarks/bench_cpu.py --plot docs/results/cpu.json docs/images/cpu.png  # draws the curves of that
 """
 
 import argparse
@@ -86,7 +86,7 @@ def missed(rows: list[dict[str, Any]], factor: float = 1.0) -> list[dict[str, An
     return late + [row for row in rows if row.get("packed_share", 1.0) < PACKED_SHARE]
 
 
-def plot(file: Path) -> None:
+def plot(file: Path, picture: Path) -> None:
     import matplotlib.pyplot as plt
 
     rows = json.loads(file.read_text())["curves"]
@@ -101,17 +101,17 @@ def plot(file: Path) -> None:
     axes[0].set_ylabel("time over dense")
     axes[0].legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(file.with_suffix(".png"), dpi=150)
+    figure.savefig(picture, dpi=120)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under two minutes: fewer repeats, no curves")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--plot", type=Path, metavar="JSON", help="draw the curves of a stored file and stop")
+    parser.add_argument("--plot", type=Path, nargs=2, metavar=("JSON", "PNG"), help="draw stored curves and stop")
     args = parser.parse_args()
     if args.plot:
-        plot(args.plot)
+        plot(*args.plot)
         return 0
     torch.set_num_threads(1)
     print(f"kernels: {cpu_kernels()}; ratios are time over dense, or over what Amdahl's law allows")

@@ -186,6 +186,42 @@ def digits_means(record: Record) -> str:
     return markdown_table(["method", "seeds", "cost", "accuracy", "seconds"], rows, num_left=1)
 
 
+CPU_FLOORS: Sequence[Column] = (
+    ("matrix", "case", ""),
+    ("batch", "batch", ".0f"),
+    ("dense, us", "dense_us", ".0f"),
+    ("packed, us", "packed_us", ".0f"),
+    ("floor, us", "floor_us", ".0f"),
+    ("packed / floor", "over_floor", ".2f"),
+)
+CPU_MODELS: Sequence[Column] = (
+    ("model", "model", ""),
+    ("cost", "cost", ".1f"),
+    ("share of the layers in dense time", "share_of_layers", ".2f"),
+    ("time over dense", "ratio", ".3f"),
+    ("by Amdahl's law", "amdahl_ratio", ".3f"),
+    ("time over that", "over_amdahl", ".3f"),
+    ("at most", "target", ".3f"),
+    ("kept packed", "packed_share", ".2f"),
+)
+
+
+def cpu_layers(record: Record) -> str:
+    """One line per case, one column per batch: time over dense, bold where above the target that follows in brackets."""
+    batches = sorted({row["batch"] for row in record["rows"]})
+    lines: dict[str, dict[int, str]] = {}
+    for row in record["rows"]:
+        text = f"{row['ratio']:.2f}"
+        text = text if row["ratio"] <= row["target"] else f"**{text}**"
+        lines.setdefault(row["case"], {})[row["batch"]] = f"{text} ({row['target']:.2f})"
+    rows = [[case, *(cells[batch] for batch in batches)] for case, cells in lines.items()]
+    return markdown_table(["matrix", *(f"batch {batch}" for batch in batches)], rows, num_left=1)
+
+
+def cpu_models(record: Record) -> str:
+    return all_rows(CPU_MODELS, num_left=1)({"rows": [row for row in record["models"] if "over_amdahl" in row]})
+
+
 _DIGITS_MEANS = (("relative_cost", ".3f"), ("accuracy", ".2f"), ("seconds", ".0f"))
 
 TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
@@ -199,6 +235,9 @@ TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("digits.json", ""): all_rows(DIGITS, num_left=1),
     ("digits.json", "means"): digits_means,
     ("learner.json", ""): all_rows(LEARNER),
+    ("cpu.json", ""): cpu_layers,
+    ("cpu.json", "floors"): all_rows(CPU_FLOORS, num_left=1),
+    ("cpu.json", "models"): cpu_models,
 }
 COMMANDS = {
     "masks.json": "python benchmarks/bench_masks.py --out docs/results/masks.json",
@@ -207,6 +246,7 @@ COMMANDS = {
     "cifar10-learning.json": "python -m gblr.experiments.cifar10_learning --data DIR",
     "cifar10-weights.json": "python -m gblr.experiments.cifar10_learning --data DIR",
     "digits.json": "python examples/learn_digits.py --seeds 4",
+    "cpu.json": "python benchmarks/bench_cpu.py --out docs/results/cpu.json",
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
 }
 
