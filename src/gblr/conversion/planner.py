@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gblr.conversion.measure import undisturbed
-from gblr.conversion.timing import interleaved_medians
+from gblr.conversion.timing import interleaved
 from gblr.layers.structured import MatrixModule
 from gblr.matrices import forms
 from gblr.matrices.forms import Form
@@ -15,7 +15,7 @@ from gblr.matrices.packed import PackedGBLR
 from gblr.progress import progress
 
 _ROUNDS, _SECONDS = 3, 0.02  # per layer: at least so many rounds, and more while they are short
-_HOPELESS = 3.0  # times slower than the best in a first round: not measured further
+_HOPELESS = 3.0  # times slower than the best in the first rounds: not measured further
 
 Times = dict[Form, float]
 
@@ -74,7 +74,10 @@ def form_times(layer: MatrixModule, x: Tensor) -> Times:
         sizes = matrix.num_lines, matrix.shape[0]
         return [lambda form=form: forms.multiply(form, tensors[form], x, bias, *sizes) for form in chosen]
 
-    first = dict(zip(tensors, interleaved_medians(calls(list(tensors)), x.device, rounds=1), strict=True))
-    best = min(first.values())
-    close: list[Form] = [form for form, seconds in first.items() if seconds < _HOPELESS * best]
-    return first | dict(zip(close, interleaved_medians(calls(close), x.device, _ROUNDS, _SECONDS), strict=True))
+    # the least time of each: other programs make calls slower, never faster
+    first = {
+        form: min(found) for form, found in zip(tensors, interleaved(calls(list(tensors)), x.device, 2), strict=True)
+    }
+    close = [form for form, seconds in first.items() if seconds < _HOPELESS * min(first.values())]
+    more = interleaved(calls(close), x.device, _ROUNDS, _SECONDS)
+    return first | {form: min(first[form], *found) for form, found in zip(close, more, strict=True)}

@@ -1,4 +1,4 @@
-"""Times that can be compared: calls in turns, so that a busy moment hits all alike, and the median of each."""
+"""Times that can be compared: calls in turns, so that a busy moment hits all alike."""
 
 import statistics
 import time
@@ -8,10 +8,18 @@ from typing import Any
 import torch
 
 
-def interleaved_medians(
-    calls: Sequence[Callable[[], Any]], device: torch.device, rounds: int = 7, seconds: float = 0.0
-) -> list[float]:
-    """Seconds of each call. At least `rounds` rounds, and more until `seconds` have gone by; a first one warms up."""
+def interleaved_medians(calls: Sequence[Callable[[], Any]], device: torch.device, rounds: int = 7) -> list[float]:
+    """Seconds of each call, the median of `rounds`."""
+    return [statistics.median(found) for found in interleaved(calls, device, rounds)]
+
+
+def interleaved(
+    calls: Sequence[Callable[[], Any]], device: torch.device, rounds: int, seconds: float = 0.0
+) -> list[list[float]]:
+    """Seconds of each call in every round: at least `rounds` of them, and more until `seconds` have gone by.
+
+    One round before them warms up and does not count.
+    """
     times: list[list[float]] = [[] for _ in calls]
     begin = time.perf_counter()
     done = -1
@@ -20,7 +28,7 @@ def interleaved_medians(
             done += 1
             for call, found in zip(calls, times, strict=True):
                 found.append(_seconds(call, device))
-    return [statistics.median(found[1:]) for found in times]
+    return [found[1:] for found in times]
 
 
 def _seconds(call: Callable[[], Any], device: torch.device) -> float:
