@@ -22,9 +22,10 @@ _NAMES = (*_TENSORS, "_bound")
 class PreparedModule(nn.Module):
     """A module with cropped contents `u` and `v` that multiplies by one of three forms (`gblr.matrices.forms`).
 
-    The form's tensors are made anew after casts, moves and loading, where contents were changed in place, and when the
-    module is switched between training and evaluation. A compiled graph cannot look for changes: while contents are
-    trained, it computes the tensors itself. `p.data.copy_(...)` hides a change from everybody; call `prepare` after it.
+    In training mode, where contents change with every step, the form's tensors are computed in each forward pass.
+    Otherwise they are kept, and made anew after casts, moves and loading, where contents were changed in place, and
+    where the mode is switched; the last is when a compiled model notices changes. Those that torch itself does not note
+    (`p.data.copy_(...)`, FSDP's while it gathers) call for `prepare`.
     """
 
     u: Tensor
@@ -89,31 +90,39 @@ class PreparedModule(nn.Module):
         compiling = torch.compiler.is_compiling()
         if not self.is_packed or not (compiling or is_plain_eager()):
             return None
-        if not compiling and not self.is_fresh():
+        trained = self._is_trained(compiling)
+        renewed = trained and (compiling or self.training)
+        if not compiling and not (self._is_alike() if renewed else self.is_fresh()):
             self.prepare()
-        dtype = autocast_dtype(x)
-        form = self.form
+        form, dtype = self.form, autocast_dtype(x)
         if form is None or (dtype is not None and not forms.knows(form, dtype)):
             return None
-        tensors = self._derived(form, compiling)
+        tensors = self._linked(form, renewed) if trained else self._kept()
         if dtype is not None:
             x, tensors = x.to(dtype), tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
         return forms.multiply(form, tensors, x, bias, self._template.num_lines, self._template.shape[0])
 
-    def _derived(self, form: Form, compiling: bool) -> tuple[Tensor, ...]:
-        kept = tuple(self.__dict__[name] for name in _TENSORS if name in self.__dict__)
-        trained = (torch.is_grad_enabled() or (compiling and self.training)) and (
-            self.u.requires_grad or self.v.requires_grad
-        )
-        if not trained:
-            return kept
+    def _is_trained(self, compiling: bool) -> bool:
+        """Whether gradients must reach the contents; or may change them, unseen by a compiled graph."""
+        watched = torch.is_grad_enabled() or (compiling and self.training)
+        return watched and (self.u.requires_grad or self.v.requires_grad)
+
+    def _is_alike(self) -> bool:
+        return self._stamp is not None and self._stamp.is_alike(self.u, self.v)
+
+    def _kept(self) -> tuple[Tensor, ...]:
+        return tuple(self.__dict__[name] for name in _TENSORS if name in self.__dict__)
+
+    def _linked(self, form: Form, renewed: bool) -> tuple[Tensor, ...]:
+        """As `_kept`, with gradients that reach the contents; `renewed` are the values, not the plan of the blocks."""
         if form != "packed":
             return forms.derive(form, self.matrix)  # type: ignore[arg-type]
-        if compiling:
-            return torch.ops.gblr.pack_blocks(self.u, self.v, kept[1], kept[0].shape[0]), kept[1]
-        return _Linked.apply(self.u, self.v, *kept), kept[1]
+        values, plan = self._kept()
+        if renewed:
+            return torch.ops.gblr.pack_blocks(self.u, self.v, plan, values.shape[0]), plan
+        return _Linked.apply(self.u, self.v, values, plan), plan
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

@@ -102,8 +102,15 @@ class Stamp:
         self._marks = _marks(u, v)
 
     def fits(self, u: Tensor | None, v: Tensor | None) -> bool:
-        """False for anything but plain tensors too, as for those of a parametrization (None) or a subclass."""
+        """Whether they are those of then, unchanged. Never for others than plain tensors."""
         return type(u) in _PLAIN and type(v) in _PLAIN and self._marks == _marks(u, v)  # type: ignore[arg-type]
+
+    def is_alike(self, *tensors: Tensor) -> bool:
+        """Whether they could have been: plain tensors of the same sizes and dtype, on the same device."""
+        return all(
+            type(t) in _PLAIN and (t.shape, t.dtype, t.device) == (own.shape, own.dtype, own.device)
+            for t, own in zip(tensors, self._tensors, strict=True)
+        )
 
 
 _PLAIN = (Tensor, nn.Parameter)
