@@ -1,0 +1,132 @@
+"""A trained model from wherever a user keeps it, with what its data needs to know: image size, tokenizer, lengths."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gblr.models.hugging_face import describe, load_hugging_face
+from gblr.models.loaded import LoadedModel
+from gblr.models.timm_models import import_timm
+from gblr.models.vit import ViT
+
+__all__ = ["LoadedModel", "load_model"]
+
+_ATTRIBUTES = ("image_size", "in_channels", "image_mean", "image_std")
+_DIGITS: dict[str, Any] = {
+    "image_size": 8, "patch_size": 2, "in_channels": 1, "width": 64, "depth": 3, "num_heads": 4, "mlp_ratio": 2.0,
+}  # fmt: skip
+FORMS = (
+    "a directory or id of Hugging Face, timm:NAME, python:module:function, or vit:digits (a small untrained ViT for "
+    "8 x 8 digits)"
+)
+
+
+def load_model(source: str, *, task: str | None = None, dtype: torch.dtype | None = None) -> LoadedModel:
+    """Loads `source`: a directory or id of Hugging Face, `timm:NAME`, `python:module:function`, or `vit:digits`.
+
+    A Hugging Face model gets the class that its config names; `task` ("text-generation", "text-classification",
+    "image-classification" or "feature-extraction") overrules it. `dtype` casts the weights, which else stay as stored.
+    The function of `python:` takes no arguments and returns a model, or a model and its tokenizer; it is looked up in
+    the current folder too. A model of one's own may carry what is to be known of its images as attributes:
+    `image_size`, `in_channels`, `image_mean`, `image_std`.
+
+    >>> load_model("vit:digits").image_size
+    8
+    """
+    prefix, _, rest = source.partition(":")
+    find = _PREFIXES.get(prefix)
+    if find is None or (Path(source).exists() and prefix != source):
+        loaded = load_hugging_face(source, task, dtype)
+    else:
+        loaded = find(source, rest)
+    if dtype is not None:
+        loaded.model.to(dtype)
+    loaded.model.eval()
+    return loaded
+
+
+def _builtin(source: str, name: str) -> LoadedModel:
+    if name != "digits":
+        raise ValueError(f"the only built-in model is vit:digits; got {source!r}. A model is {FORMS}.")
+    return LoadedModel(
+        ViT(**_DIGITS), source, "ViT", image_size=8, in_channels=1, kind="images", pretrained=False,
+        note="vit:digits has random weights: train it first, or learn its structure from scratch",
+    )  # fmt: skip
+
+
+def _from_timm(source: str, name: str) -> LoadedModel:
+    timm = import_timm()
+    if not timm.is_model(name):
+        near = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:8]) or "see timm.list_models()"
+        raise ValueError(f"timm {timm.__version__} has no model {name!r}. Some that it has: {near}.")
+    model, note = _timm_model(timm, name)
+    given = model.pretrained_cfg
+    size = given.get("input_size") or (3, None, None)
+    return LoadedModel(
+        model, source, type(model).__name__, image_size=size[-1], in_channels=size[0], kind="images",
+        image_mean=given.get("mean"), image_std=given.get("std"), crop_share=given.get("crop_pct") or 1.0,
+        pretrained=not note, note=note,
+    )  # fmt: skip
+
+
+def _timm_model(timm: Any, name: str) -> tuple[Any, str]:
+    """With its weights if they can be had, else with random ones and a note that says so."""
+    try:
+        return timm.create_model(name, pretrained=True), ""
+    except (OSError, RuntimeError) as error:  # no weights exist, or the hub is out of reach
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return timm.create_model(name), f"timm:{name} has random weights: the trained ones could not be had ({reason})"
+
+
+def _from_python(source: str, place: str) -> LoadedModel:
+    made = _call(source, _function(source, place))
+    model, tokenizer = made if isinstance(made, (tuple, list)) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{source} must return a torch module, or a module and its tokenizer; it returned {type(made).__name__}."
+        )
+    if hasattr(model, "config") and hasattr(model, "main_input_name"):
+        loaded = describe(model, source, getattr(model.config, "_name_or_path", "") or None)
+        loaded.tokenizer = tokenizer or loaded.tokenizer
+        return loaded
+    given = {name: getattr(model, name) for name in _ATTRIBUTES if hasattr(model, name)}
+    return LoadedModel(model, source, type(model).__name__, tokenizer=tokenizer, **given)
+
+
+def _function(source: str, place: str) -> Callable[[], Any]:
+    module_name, _, name = place.rpartition(":")
+    if not module_name or not name:
+        raise ValueError(f"expected python:module:function, such as python:my_models:small_vit; got {source!r}.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and module_name.split(".")[0] != error.name.split(".")[0]:
+            raise ModuleNotFoundError(f"{source}: {module_name} needs {error.name}, which is not installed.") from error
+        raise ModuleNotFoundError(
+            f"{source}: there is no module {module_name!r} in {os.getcwd()} or among the installed packages."
+        ) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
+        raise ValueError(f"{source}: {module_name} has no function {name!r}; it has {', '.join(known) or 'none'}.")
+    return found
+
+
+def _call(source: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except TypeError as error:
+        if "positional argument" in str(error):
+            raise TypeError(f"{source} must be callable without arguments: {error}.") from error
+        raise
+
+
+_PREFIXES: dict[str, Callable[[str, str], LoadedModel]] = {"vit": _builtin, "timm": _from_timm, "python": _from_python}
