@@ -81,6 +81,17 @@ LEARNER: Sequence[Column] = (
     ("share", "share", ".3f"),
 )
 
+ONNX: Sequence[Column] = (
+    ("model", "model", ""),
+    ("input", "input", ""),
+    ("block_rank", "block_rank", ".0f"),
+    ("cost", "cost", ".2f"),
+    ("max_padding", "max_padding", ".2f"),
+    ("operators", "operators", ".0f"),
+    ("file / dense", "file_ratio", ".2f"),
+    ("time / dense", "time_ratio", ".2f"),
+)
+
 
 def cell(row: Record, key: str, digits: str) -> str:
     """A value as the tables show it; empty where a row has none."""
@@ -235,6 +246,7 @@ TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("digits.json", ""): all_rows(DIGITS, num_left=1),
     ("digits.json", "means"): digits_means,
     ("learner.json", ""): all_rows(LEARNER),
+    ("onnx.json", ""): all_rows(ONNX, num_left=2),
     ("cpu.json", ""): cpu_layers,
     ("cpu.json", "floors"): all_rows(CPU_FLOORS, num_left=1),
     ("cpu.json", "models"): cpu_models,
@@ -248,6 +260,7 @@ COMMANDS = {
     "digits.json": "python examples/learn_digits.py --seeds 4",
     "cpu.json": "python benchmarks/bench_cpu.py --out docs/results/cpu.json",
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
+    "onnx.json": "python benchmarks/bench_onnx.py --out docs/results/onnx.json",
 }
 
 

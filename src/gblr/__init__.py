@@ -8,6 +8,7 @@ import gblr.fitting.pixelfly  # noqa: F401  each registers how its config is fit
 from gblr.conversion.checkpoint import from_pretrained, load_, save_pretrained
 from gblr.conversion.convert import convert_
 from gblr.conversion.cost import cost
+from gblr.conversion.export_onnx import export_onnx
 from gblr.conversion.filters import conv_layers, linear_layers
 from gblr.conversion.harden import densify_, harden_
 from gblr.fitting.config import BlastConfig, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
@@ -62,6 +63,7 @@ __all__ = [
     "convert_",
     "cost",
     "densify_",
+    "export_onnx",
     "fit",
     "from_pretrained",
     "gaudi_mask",

@@ -39,7 +39,7 @@ class ViT(nn.Module):
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         x = self.patches(images).flatten(2).mT
-        token = self.class_token.expand(len(x), -1, -1).to(x.dtype)
+        token = self.class_token.expand(x.shape[0], -1, -1).to(x.dtype)
         x = torch.cat([token, x], 1) + self.positions.to(x.dtype)
         for block in self.blocks:
             x = block(x)

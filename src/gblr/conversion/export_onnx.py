@@ -1,0 +1,239 @@
+"""Hardened models as ONNX files of plain operators, as small as their cost."""
+
+import contextlib
+import copy
+import importlib
+import importlib.util
+import logging
+import os
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gblr.conversion.onnx_check import difference_to_torch
+from gblr.conversion.onnx_plain import plain_layer
+from gblr.layers.gaudi import GaudiModule
+from gblr.layers.structured import MatrixModule
+
+MAX_FILE_BYTES = 1_900_000_000  # a protocol buffer ends at 2 GiB; larger weights go to a file beside it
+
+
+@dataclass(frozen=True)
+class OnnxExport:
+    """What `export_onnx` wrote."""
+
+    path: Path
+    num_bytes: int  # of the file, and of the one with its weights where there are two
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    operators: Mapping[str, int] = field(repr=False)  # how often each occurs
+    difference: float | None  # largest one from torch, relative to the largest output; None: not checked
+
+    @property
+    def num_operators(self) -> int:
+        return sum(self.operators.values())
+
+    def __str__(self) -> str:
+        checked = "not checked" if self.difference is None else f"{self.difference:.1e} off torch"
+        size = f"{self.num_bytes / 1e6:.2f} MB, {self.num_operators} operators of opset {self.opset}"
+        return f"{self.path}: {size}, {checked}"
+
+
+def export_onnx(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...],
+    path: str | os.PathLike[str],
+    *,
+    dynamic_shapes: Any = None,
+    max_padding: float = 1.25,
+    check: bool = True,
+) -> OnnxExport:
+    """Writes `model`, as it is in evaluation mode, to an ONNX file that needs no custom operator.
+
+    `example_inputs` are the positional arguments of one call, as a tuple. The first axis of each tensor is dynamic;
+    `dynamic_shapes`, in the form of `torch.export`, says otherwise. Packed layers are stored in dense tiles with zeros
+    at the rims of blocks, `max_padding` times their numbers at most: more makes them faster. With `check`, outputs are
+    compared with torch's to 1e-4 of the largest, where onnxruntime is installed. The model is not changed, and after
+    an error nothing has changed at `path`.
+    """
+    path = Path(path)
+    _check_packages()
+    _check_arguments(model, example_inputs, path, max_padding)
+    inputs, shapes = example_inputs, dynamic_shapes
+    if dynamic_shapes is None:
+        inputs, shapes = _with_dynamic_batch(example_inputs)
+    reference = _evaluation_copy(model, lambda layer: layer)
+    plain = _evaluation_copy(model, lambda layer: plain_layer(layer, max_padding))
+    with torch.no_grad(), _without_noise():
+        names = _output_names(reference(*inputs))
+        program: Any = torch.onnx.export(
+            plain, inputs, dynamic_shapes=shapes, output_names=names, dynamo=True, verbose=False
+        )
+    _check_domains(program.model)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        file = Path(folder) / path.name
+        _save(program, file)
+        difference = None
+        if check and importlib.util.find_spec("onnxruntime"):
+            difference = difference_to_torch(file, reference, _samples(inputs, dynamic_shapes))
+        return _published(program.model, file, path, difference)
+
+
+def _check_packages() -> None:
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"`export_onnx` needs {' and '.join(missing)}: pip install 'gblr[onnx]'.")
+
+
+def _check_arguments(model: nn.Module, example_inputs: Any, path: Path, max_padding: float) -> None:
+    if not isinstance(example_inputs, tuple):
+        raise TypeError(
+            f"`example_inputs` must be a tuple of the model's arguments; got {type(example_inputs).__name__}. "
+            "For a single tensor write (x,)."
+        )
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder of `path` does not exist: {path.parent}.")
+    if path.is_dir():
+        raise IsADirectoryError(f"`path` must be a file, such as {path / 'model.onnx'}; got a folder.")
+    if not max_padding >= 1:
+        raise ValueError(f"`max_padding` must be at least 1; got {max_padding}.")
+    soft = [name for name, module in model.named_modules() if isinstance(module, GaudiModule)]
+    if soft:
+        raise ValueError(
+            f"the structure of {soft[0] or 'the model'!r} is still trainable (Gaudi layers: {len(soft)}). Call "
+            "`gblr.harden_(model)` first."
+        )
+    tensors = {"the model": model.parameters(), "`example_inputs`": pytree.tree_leaves(example_inputs)}
+    for owner, found in tensors.items():
+        for tensor in found:
+            _check_tensor(owner, tensor)
+
+
+def _check_tensor(owner: str, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        return
+    if tensor.is_meta:
+        raise ValueError(f"{owner} has tensors on the meta device, without numbers: load the weights first.")
+    if tensor.is_floating_point() and tensor.dtype != torch.float32:
+        raise ValueError(
+            f"{owner} has tensors in {tensor.dtype}; expected float32, since onnxruntime lacks CPU kernels for others. "
+            "Export `copy.deepcopy(model).float()`."
+        )
+
+
+def _with_dynamic_batch(example_inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    """Inputs with at least two samples, as torch.export takes a size of 1 for a constant, and their first axes as
+    dynamic: one name for axes of one size.
+    """
+    sizes = {x.shape[0] for x in pytree.tree_leaves(example_inputs) if isinstance(x, Tensor) and x.dim()}
+    names = {size: "batch" if i == 0 else f"batch_{i}" for i, size in enumerate(sorted(sizes))}
+
+    def doubled(x: Any) -> Any:
+        return torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() and x.shape[0] == 1 else x
+
+    def shape(x: Any) -> Any:
+        return {0: names[x.shape[0]]} if isinstance(x, Tensor) and x.dim() else None
+
+    return pytree.tree_map(doubled, example_inputs), pytree.tree_map(shape, example_inputs)
+
+
+def _samples(inputs: tuple[Any, ...], dynamic_shapes: Any) -> list[tuple[Any, ...]]:
+    """What to compare on: the inputs, and one sample of them where the first axis is dynamic by default."""
+    if dynamic_shapes is not None:
+        return [inputs]
+    first = pytree.tree_map(lambda x: x[:1] if isinstance(x, Tensor) and x.dim() else x, inputs)
+    return [inputs, first]
+
+
+def _evaluation_copy(model: nn.Module, replace: Callable[[MatrixModule], nn.Module]) -> nn.Module:
+    """A copy in evaluation mode that shares all tensors, with every structured layer replaced."""
+    layers = {id(module): module for module in model.modules() if isinstance(module, MatrixModule)}
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    memo |= {key: replace(layer) for key, layer in layers.items()}
+    made = copy.deepcopy(model, memo)
+    for module in made.modules():
+        if id(module) not in layers:
+            module.training = False
+    return made
+
+
+@contextlib.contextmanager
+def _without_noise() -> Iterator[None]:
+    """torch's exporter warns of its own deprecated calls, and of torchvision where that is absent."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", ".*axis name: .* will not be used")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _output_names(outputs: Any) -> list[str] | None:
+    """transformers' outputs have names; one tensor is the `output`."""
+    strange = [leaf for leaf in pytree.tree_leaves(outputs) if not isinstance(leaf, Tensor | int | float | None)]
+    if strange:
+        raise ValueError(
+            f"the model's outputs hold a {type(strange[0]).__name__}; expected tensors. Of transformers' models, "
+            "`model.config.use_cache = False` leaves out the cache."
+        )
+    if isinstance(outputs, Tensor):
+        return ["output"]
+    if isinstance(outputs, Mapping) and all(isinstance(value, Tensor) for value in outputs.values()):
+        return [str(name) for name in outputs]
+    return None
+
+
+def _check_domains(model: Any) -> None:
+    foreign = sorted({f"{node.domain}::{node.op_type}" for node in model.graph.all_nodes() if node.domain})
+    if foreign or model.functions:
+        raise RuntimeError(f"the model has operators that plain ONNX does not know: {', '.join(foreign)}.")
+
+
+def _save(program: Any, file: Path) -> None:
+    onnx = importlib.import_module("onnx")
+    _strip(program.model)
+    size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())
+    program.save(file, external_data=size > MAX_FILE_BYTES)
+    onnx.checker.check_model(str(file), full_check=True)
+
+
+def _strip(model: Any) -> None:
+    """Without the exporter's notes on where in the source each operator comes from: 2 kB for each, with paths."""
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for owner in (model, model.graph, *model.graph.inputs, *model.graph.initializers.values()):
+        owner.metadata_props.clear()
+
+
+def _published(model: Any, file: Path, path: Path, difference: float | None) -> OnnxExport:
+    """Moves the files to their place, the one that refers to the other at last."""
+    files = sorted(file.parent.iterdir(), key=lambda written: written == file)
+    num_bytes = sum(written.stat().st_size for written in files)
+    for written in files:
+        os.replace(written, path.parent / written.name)
+    graph = model.graph
+    return OnnxExport(
+        path,
+        num_bytes,
+        model.opset_imports[""],
+        tuple(value.name for value in graph.inputs),
+        tuple(value.name for value in graph.outputs),
+        dict(Counter(node.op_type for node in graph.all_nodes())),
+        difference,
+    )
