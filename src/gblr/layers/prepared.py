@@ -23,9 +23,9 @@ class PreparedModule(nn.Module):
     """A module with cropped contents `u` and `v` that multiplies by one of three forms (`gblr.matrices.forms`).
 
     In training mode, where contents change with every step, the form's tensors are computed in each forward pass.
-    Otherwise they are kept, and made anew after casts, moves and loading, where contents were changed in place, and
-    where the mode is switched; the last is when a compiled model notices changes. Those that torch itself does not note
-    (`p.data.copy_(...)`, FSDP's while it gathers) call for `prepare`.
+    Otherwise they are kept, and made anew after casts, moves and loading, where contents were changed in place, after a
+    backward pass, and at the switch to evaluation; the last is when a compiled model notices changes. Those that torch
+    does not note (`p.data.copy_(...)`, FSDP's while it gathers) call for `prepare`.
     """
 
     u: Tensor
@@ -34,6 +34,7 @@ class PreparedModule(nn.Module):
     planned: Form | None = None  # what is wanted; None: what is expected to be the fastest
     form: Form | None = None  # what is at work; None: no tensors are kept, the matrix multiplies by itself
     _stamp: forms.Stamp | None = None
+    _in_training = True  # at the last call of `train`; a model that torch.compile wraps sets `training` before it
 
     @property
     def is_packed(self) -> bool:
@@ -98,6 +99,8 @@ class PreparedModule(nn.Module):
         if form is None or (dtype is not None and not forms.knows(form, dtype)):
             return None
         tensors = self._linked(form, renewed) if trained else self._kept()
+        if trained and not compiling:
+            self._forget_at_backward(tensors)
         if dtype is not None:
             x, tensors = x.to(dtype), tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
         if bias is not None and bias.dtype != x.dtype:
@@ -124,9 +127,20 @@ class PreparedModule(nn.Module):
             return torch.ops.gblr.pack_blocks(self.u, self.v, plan, values.shape[0]), plan
         return _Linked.apply(self.u, self.v, values, plan), plan
 
+    def _forget_at_backward(self, tensors: tuple[Tensor, ...]) -> None:
+        """Gradients announce changes, and fused optimizers make them without a trace."""
+
+        def forget(_: Tensor) -> None:
+            if self._stamp is not None:
+                self._stamp.expire()
+
+        next(t for t in tensors if t.requires_grad).register_hook(forget)
+
     def train(self, mode: bool = True) -> Self:
+        ended = self._in_training and not mode
         super().train(mode)
-        if self.is_packed and not self.is_fresh() and is_plain_eager():
+        self._in_training = mode
+        if ended and self.is_packed and (self.u.requires_grad or self.v.requires_grad):
             self.prepare()
         return self
 

@@ -99,7 +99,11 @@ class Stamp:
 
     def __init__(self, u: Tensor, v: Tensor):
         self._tensors = u.detach(), v.detach()
-        self._marks = _marks(u, v)
+        self._marks: tuple[int, ...] | None = _marks(u, v)
+
+    def expire(self) -> None:
+        """From now on it fits nothing."""
+        self._marks = None
 
     def fits(self, u: Tensor | None, v: Tensor | None) -> bool:
         """Whether they are those of then, unchanged. Never for others than plain tensors."""
