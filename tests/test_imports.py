@@ -1,4 +1,4 @@
-"""Imports point one way: ops <- matrices <- fitting, layers <- conversion <- training <- workflows <- experiments <- cli."""
+"""Imports point one way: ops <- matrices <- fitting, layers <- conversion <- training <- workflows <- ... <- cli."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "gblr"
 CHAIN = [{"progress"}, {"ops"}, {"matrices"}, {"fitting", "layers"}, {"conversion"}]
 CHAIN += [{"training"}, {"workflows"}, {"experiments"}, {"cli"}]
-ASIDE = {"models", "data", "reports"}  # they know nothing of the rest; workflows, experiments and the command line use them
+ASIDE = {"models", "data", "reports"}  # they know nothing of the rest; workflows and what is right of them use them
 LEFT_OF = {layer: set().union(*CHAIN[:rank]) for rank, layers in enumerate(CHAIN) for layer in layers}
 ALLOWED = {
     **{layer: left | {layer} for layer, left in LEFT_OF.items()},

@@ -1,10 +1,11 @@
 """Models of transformers, from a directory or the hub, with their tokenizer and the settings of their images."""
 
 import importlib
+import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -49,6 +50,7 @@ def describe(model: Any, source: str, place: str | None) -> LoadedModel:
     elif kind != "unknown":
         loaded.tokenizer = _tokenizer(place)
         loaded.max_length = _max_length(config, loaded.tokenizer)
+        loaded.pooling = _pooling(place)
     return loaded
 
 
@@ -95,6 +97,14 @@ def _tokenizer(place: str | None) -> Any | None:
         return _transformers().AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError, KeyError, ImportError, TypeError):
         return None
+
+
+def _pooling(place: str | None) -> Literal["mean", "first"]:
+    """As a model of sentence-transformers states it."""
+    file = Path(place or "", "1_Pooling", "config.json")
+    if place is None or not file.is_file():
+        return "mean"
+    return "first" if json.loads(file.read_text()).get("pooling_mode_cls_token") else "mean"
 
 
 def _max_length(config: Any, tokenizer: Any | None) -> int | None:

@@ -14,8 +14,9 @@ class LoadedModel:
     """A model in evaluation mode, and how to feed it. None and "unknown" where nothing tells: the data decides then.
 
     `kind` is what goes in and comes out. `image_mean` and `image_std` are for pixels of 0 to 1; `crop_share` is the
-    share of the shorter side that the model's makers kept in evaluation. `max_length` counts tokens. `label_names` are
-    the classes in the order of the outputs. `pretrained` is False for random weights; `note` is a line for the user.
+    share of the shorter side that the model's makers kept in evaluation. `max_length` counts tokens; `pooling` is how
+    one vector comes of many. `label_names` are the classes in the order of the outputs. `pretrained` is False for
+    random weights; `note` is a line for the user.
     """
 
     model: nn.Module
@@ -28,6 +29,7 @@ class LoadedModel:
     image_std: tuple[float, ...] | None = None
     crop_share: float = 1.0
     max_length: int | None = None
+    pooling: Literal["mean", "first"] = "mean"
     label_names: tuple[str, ...] | None = None
     kind: Kind = "unknown"
     pretrained: bool = True

@@ -1,56 +1,72 @@
-"""Classification of images."""
+"""Tasks of images: classification, or being like the dense model where there are no labels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gblr.data.images import ImageSet
+from gblr.data.pictures import Pictures
 from gblr.data.prepared import PreparedImages, channel_statistics, fitted
+from gblr.data.splits import draw_held_out, draw_some
 from gblr.models.load import LoadedModel
 from gblr.progress import progress
 from gblr.training.objective import logits_of
-from gblr.workflows.task import Task, call, device_of, main_output
+from gblr.workflows.outputs_task import outputs_task
+from gblr.workflows.task import Request, Task, call, device_of, main_output
 
+Images = ImageSet | Pictures
 _EVAL_BATCH = 256
+_IN_MEMORY = 1 << 30  # bytes of decoded images that are kept; more than that are decoded whenever they are read
+_PART = 512  # images decoded between two ticks of progress
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """Training and test images of `num_classes` classes; `mean` and `std` where they are known beforehand."""
+    """Training and test images (None: a part of the training images) and their number of classes, 0 without labels.
 
-    train: ImageSet
-    test: ImageSet
+    `at_least` marks a number of classes that was only counted: the model may have more. `mean` and `std` of the pixels
+    stand here where they are known; `pad` and `flip` are for training from scratch.
+    """
+
+    train: Images
+    test: Images | None
     num_classes: int
+    at_least: bool = False
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     pad: int = 0
     flip: bool = False
 
 
-def image_task(data: ImageData, source: str, loaded: LoadedModel, seed: int) -> Task:
-    """Top-1 accuracy, in percent."""
-    train, test = (fitted(part, loaded.image_size, loaded.in_channels) for part in (data.train, data.test))
+def image_task(data: ImageData, request: Request) -> Task:
+    """Top-1 accuracy in percent, or likeness to the dense model."""
+    loaded = request.loaded
+    if loaded.kind not in ("images", "unknown"):
+        raise ValueError(f"{request.source} has images, but {loaded.architecture} takes text.")
+    train, test = (_ready(part, loaded) for part in _parts(data, request))
     mean, std = _normalisation(data, train, loaded)
-    train_images = PreparedImages(train, mean, std, data.pad, data.flip)
-    test_images = PreparedImages(test, mean, std)
-    _check_classes(loaded, train_images, data.num_classes, source)
-    size = " x ".join(str(n) for n in train.images.shape[-2:])
+    pad, flip = (0, False) if loaded.pretrained else (data.pad, data.flip)
+    train_images, test_images = PreparedImages(train, mean, std, pad, flip), PreparedImages(test, mean, std)
+    scores = _try(loaded, train_images, request.source)
+    size = " x ".join(str(n) for n in train_images.inputs([0]).shape[-2:])
+    counts = f"{len(train)} training and {len(test)} test images of {size}"
+    if data.num_classes == 0 or (scores.dim() != 2 and loaded.kind == "images"):
+        return outputs_task(train_images, test_images, counts, request, batch_size=64)
+    _check_classes(scores, data, request)
     return Task(
-        name="image classification",
-        source=source,
-        what=f"{len(train)} training and {len(test)} test images of {size}, {data.num_classes} classes",
+        name="image classification", source=request.source, what=f"{counts}, {data.num_classes} classes",
         metric="accuracy", unit="%", higher_is_better=True,
         samples=train_images, train_data=train_images, eval_data=test_images,
         score=lambda model: accuracy(model, test_images),
         train_defaults=_train_defaults(loaded, len(train)),
-        batch_size=64, seed=seed, device=loaded.device,
+        batch_size=64, seed=request.seed, device=loaded.device,
     )  # fmt: skip
 
 
 def accuracy(model: nn.Module, images: PreparedImages) -> float:
-    """In percent; classes that were left without an output count as wrong."""
+    """In percent."""
     right, device = 0, device_of(model)
     parts = torch.arange(len(images)).split(_EVAL_BATCH)
     with progress("evaluating", len(parts)) as tick:
@@ -61,31 +77,72 @@ def accuracy(model: nn.Module, images: PreparedImages) -> float:
     return 100 * right / len(images)
 
 
-def _normalisation(data: ImageData, train: ImageSet, loaded: LoadedModel) -> tuple[tuple[float, ...], ...]:
+def _parts(data: ImageData, request: Request) -> tuple[Images, Images]:
+    train, test = data.train, data.test
+    if test is None:
+        kept, held_out = draw_held_out(len(train), request.seed)
+        train, test = _some(data.train, kept), _some(data.train, held_out)
+    train_index = draw_some(len(train), request.max_train, request.seed)
+    test_index = draw_some(len(test), request.max_eval, request.seed)
+    return _some(train, train_index), _some(test, test_index)
+
+
+def _some(images: Images, index: list[int]) -> Images:
+    if len(index) == len(images):
+        return images
+    return images.select(index) if isinstance(images, Pictures) else ImageSet(*images[index])
+
+
+def _ready(images: Images, loaded: LoadedModel) -> Images:
+    """At the model's size, decoded if they fit into memory."""
+    if isinstance(images, ImageSet):
+        return fitted(images, loaded.image_size, loaded.in_channels)
+    size = (loaded.image_size, loaded.image_size) if loaded.image_size else images.original_size()
+    images = replace(images, size=size, channels=loaded.in_channels or 3, crop_share=loaded.crop_share)
+    if len(images) * images.channels * size[0] * size[1] > _IN_MEMORY:
+        return images
+    parts = torch.arange(len(images)).split(_PART)
+    with progress("reading images", len(parts)) as tick:
+        pixels = []
+        for part in parts:
+            pixels.append(images[part.tolist()][0])
+            tick()
+    return ImageSet(torch.cat(pixels), images.labels)
+
+
+def _normalisation(data: ImageData, train: Images, loaded: LoadedModel) -> tuple[tuple[float, ...], ...]:
     """The model's own, else that of the data, else as measured."""
+    some = train[list(range(min(len(train), 1000)))][0]
     for mean, std in ((loaded.image_mean, loaded.image_std), (data.mean, data.std)):
-        if mean is not None and std is not None and len(mean) in (1, train.images.shape[1]):
+        if mean is not None and std is not None and len(mean) in (1, some.shape[1]):
             return tuple(mean), tuple(std)
-    return channel_statistics(train.images[:1000])
+    return channel_statistics(some)
 
 
-def _check_classes(loaded: LoadedModel, images: PreparedImages, num_classes: int, source: str) -> None:
+def _try(loaded: LoadedModel, images: PreparedImages, source: str) -> Tensor:
+    """Outputs for two images."""
+    batch = images.inputs([0, 1][: len(images)])
     try:
         with torch.no_grad():
-            scores = main_output(call(loaded.model, images.inputs([0, 1][: len(images)]).to(loaded.device)))
-    except (RuntimeError, ValueError, TypeError) as error:
-        shape = tuple(images.inputs([0]).shape[1:])
+            return main_output(call(loaded.model, batch.to(loaded.device)))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shape = ", ".join(map(str, batch.shape[1:]))
         raise ValueError(
-            f"{loaded.architecture} cannot take images of {source} as (batch, channels, height, width) = "
-            f"(batch, {', '.join(map(str, shape))}): {str(error).splitlines()[0]} If it needs another size, give the "
-            "model the attributes `image_size` and `in_channels`."
+            f"{loaded.architecture} cannot take the images of {source}, (batch, {shape}): {str(error).splitlines()[0]} "
+            "If it needs another size, give the model the attributes `image_size` and `in_channels`, to which images "
+            "are then fitted."
         ) from error
-    if scores.dim() != 2 or scores.shape[1] != num_classes:
-        raise ValueError(
-            f"{source} has {num_classes} classes, but {loaded.architecture} gives outputs of shape "
-            f"(batch, {', '.join(map(str, scores.shape[1:]))}). Use a model whose head has {num_classes} outputs, e.g. "
-            "by python:module:function."
-        )
+
+
+def _check_classes(scores: Tensor, data: ImageData, request: Request) -> None:
+    found = scores.shape[1] if scores.dim() == 2 else 0
+    if found == data.num_classes or (data.at_least and found > data.num_classes):
+        return
+    raise ValueError(
+        f"{request.source} has {data.num_classes} classes, but {request.loaded.architecture} gives outputs of shape "
+        f"(batch, {', '.join(map(str, scores.shape[1:]))}). Use a model whose head has {data.num_classes} outputs, "
+        "e.g. by python:module:function."
+    )
 
 
 def _train_defaults(loaded: LoadedModel, num_train: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gblr.conversion.measure import undisturbed
+from gblr.models.load import LoadedModel
 from gblr.training.batches import to_device
 from gblr.training.objective import Loss
 
@@ -29,6 +30,17 @@ class Samples(Protocol):
 
     def inputs(self, index: Sequence[int]) -> Any:
         """A batch as the model is called with it, without labels."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which data for which model; the most samples to train and to evaluate on, None for what suits the task."""
+
+    source: str
+    loaded: LoadedModel
+    seed: int = 0
+    max_train: int | None = None
+    max_eval: int | None = None
 
 
 @dataclass

@@ -1,0 +1,61 @@
+"""Texts from files: plain (.txt and the like) or one JSON object a line (.jsonl), compressed by xz or gzip or not."""
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+from typing import IO
+
+from gblr.data.splits import by_split
+
+_PLAIN = frozenset({".txt", ".text", ".raw", ".tokens", ".md"})
+_LINES = frozenset({".jsonl", ".ndjson"})
+_OPENERS = {".xz": lzma.open, ".gz": gzip.open}
+
+
+def is_text(file: Path) -> bool:
+    return _suffix(file) in _PLAIN | _LINES
+
+
+def read_texts(path: str | Path, by_line: bool = False) -> dict[str, list[str]]:
+    """Texts by split ("" where names tell none): a plain file is one text, or with `by_line` one a line that is not
+    empty; a .jsonl file has one under "text" in each line.
+    """
+    path = Path(path)
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file() and is_text(file))
+    if not files:
+        raise FileNotFoundError(f"no texts in {path}: expected .txt or .jsonl files, .xz or .gz behind it allowed.")
+    named = [(str(file.relative_to(path)) if file != path else "", file) for file in files]
+    found = {split: [text for file in part for text in _read(file, by_line)] for split, part in by_split(named).items()}
+    if not any(found.values()):
+        raise ValueError(f"{path} holds no text.")
+    return {split: texts for split, texts in found.items() if texts}
+
+
+def _suffix(file: Path) -> str:
+    return (Path(file.stem) if file.suffix in _OPENERS else file).suffix.lower()
+
+
+def _read(file: Path, by_line: bool) -> list[str]:
+    with _open(file) as stream:
+        if _suffix(file) in _LINES:
+            return [_text_of(line, file, number) for number, line in enumerate(stream, 1) if line.strip()]
+        if by_line:
+            return [line.strip() for line in stream if line.strip()]
+        text = stream.read()
+        return [text] if text.strip() else []
+
+
+def _open(file: Path) -> IO[str]:
+    return _OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8", errors="replace")  # type: ignore[operator]
+
+
+def _text_of(line: str, file: Path, number: int) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} of {file} is no JSON: {error}.") from error
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+        raise ValueError(f'line {number} of {file} must be an object with a string under "text"; it has {keys}.')
+    return row["text"]
