@@ -71,7 +71,7 @@ def convert_(
     0.47
     """
     where = linear_layers() if where is None else where
-    sources, skipped = _choose(model, where, split_fused)
+    sources, skipped = choose(model, where, split_fused)
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
     if isinstance(config, GaudiConfig) and config.init == "scratch":
         jobs = _jobs(sources, {})
@@ -94,7 +94,7 @@ def convert_(
     return Report([*rows, *skipped], [source.name for source in sources], _title(config, calibration), notes)
 
 
-def _choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Source], list[Row]]:
+def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Source], list[Row]]:
     """The layers to convert, and rows for those that the filter chose but that must stay."""
     uses, sources, skipped = Uses(model), [], []
     names = []

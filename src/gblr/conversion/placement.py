@@ -1,6 +1,6 @@
 """Where the tensors of a checkpoint go: first a plan that finds every misfit, then the filling."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +119,20 @@ def _buffer_names(manifest: Mapping[str, Any]) -> set[str]:
 def check_layers(manifest: Mapping[str, Any], values: Mapping[str, Tensor], path: Path) -> None:
     """Raises `CheckpointError` where the numbers of a converted layer make no matrix."""
     problems = []
-    for name, spec in manifest["layers"].items():
-        layer = build_layer(spec)
-        _put_all(layer, name, manifest, values, torch.device("cpu"), {})
+    for name, layer in filled_layers(manifest, values):
         try:
             check_values(layer)
         except ValueError as error:
             problems.append(f"layer {name!r}: {error}")
     raise_all(path, problems)
+
+
+def filled_layers(manifest: Mapping[str, Any], values: Mapping[str, Tensor]) -> Iterator[tuple[str, nn.Module]]:
+    """The converted layers of a checkpoint, one after the other, without the model around them."""
+    for name, spec in manifest["layers"].items():
+        layer = build_layer(spec)
+        _put_all(layer, name, manifest, values, torch.device("cpu"), {})
+        yield name, layer
 
 
 def fill(

@@ -2,8 +2,11 @@
 
 import functools
 import importlib
+import importlib.metadata
 import warnings
 from types import ModuleType
+
+import torch
 
 
 @functools.cache
@@ -14,3 +17,13 @@ def triton_module(name: str) -> ModuleType | None:
     except ImportError as error:
         warnings.warn(f"{name} cannot be used ({error}); plain torch does its work, more slowly.", stacklevel=2)
         return None
+
+
+def triton_state() -> str:
+    """Which kernels a GPU would run, or why none."""
+    if not torch.cuda.is_available():
+        return "none: torch finds no CUDA device"
+    try:
+        return f"Triton {importlib.metadata.version('triton')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "none: triton is not installed"

@@ -1,5 +1,6 @@
 """Folders that are replaced as a whole: after a crash at any moment the old one or the new one is there, complete."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -55,3 +56,10 @@ def _sync_one(path: Path) -> None:
 
 def _beside(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+
+
+def write_json(file: Path, content: object) -> None:
+    """The file appears complete or not at all."""
+    new = file.with_name(f".{file.name}.new")
+    new.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(new, file)

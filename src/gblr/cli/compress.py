@@ -1,0 +1,167 @@
+"""`gblr compress` and `gblr train`."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gblr.cli import show
+from gblr.cli.app import AsJson, Debug, app, example
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="Hugging Face directory or id, a folder of gblr, timm:NAME, python:module:function, or vit:digits.",
+        show_default=False,
+    ),
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="digits, cifar10:DIR, an image folder, a text file or folder, a parquet file, or a Hugging Face data set.",
+        show_default=False,
+    ),
+]
+Cost = Annotated[float, typer.Option(help="Multiplications of the converted layers, of the dense ones.")]
+Method = Annotated[str, typer.Option(help="gaudi, low-rank, monarch, pixelfly or blast.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/MODEL-METHOD-COST if not given.")]
+Rank = Annotated[int, typer.Option(help="Rank of a block; 1 as in the paper, 16 or more for GPUs.")]
+Names = Annotated[list[str] | None, typer.Option(help="Names or patterns of layers; may be repeated.")]
+Number = Annotated[int | None, typer.Option(help="Use at most so many samples.")]
+Threads = Annotated[int | None, typer.Option(help="Of the CPU; small models are faster with 1 or 2.")]
+Rate = Annotated[float | None, typer.Option(help="Learning rate, if not what suits the data.")]
+Baselines = Annotated[
+    list[str] | None,
+    typer.Option("--baseline", help="A method to compare with, of the same cost and training; may be repeated."),
+]
+
+
+@app.command(epilog=example("gblr compress vit:digits --data digits --cost 0.3 --train 1 --out runs/try"))
+def compress(
+    model: Model,
+    data: Data,
+    cost: Cost = 0.3,
+    method: Method = "gaudi",
+    train: Annotated[float | None, typer.Option("--train", help="Epochs of training after the fit.")] = None,
+    no_train: Annotated[bool, typer.Option("--no-train", help="Fit only (the default without --train).")] = False,
+    calibration: Annotated[int, typer.Option(help="Inputs that weigh the fit; 0 for none.")] = 256,
+    out: Out = None,
+    block_rank: Rank = 1,
+    include: Names = None,
+    exclude: Names = None,
+    convolutions: Annotated[bool, typer.Option(help="Convert convolutions too.")] = False,
+    baseline: Baselines = None,
+    lr: Rate = None,
+    structure_lr: Rate = None,
+    batch_size: Annotated[int | None, typer.Option(help="Of training.")] = None,
+    max_train: Number = None,
+    max_eval: Number = None,
+    seed: int = 0,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Replace the layers of a trained model by structured ones of a given cost.
+
+    Shows the layers first, then fits, trains if asked, hardens and measures. Ctrl-C keeps what is done, and the same
+    command continues.
+    """
+    if no_train and train:
+        raise typer.BadParameter("--train and --no-train exclude each other.")
+    _run(
+        {
+            "model": model, "data": data, "cost": cost, "method": method, "epochs": train or 0.0,
+            "calibration": calibration, "block_rank": block_rank, "include": tuple(include or ()),
+            "exclude": tuple(exclude or ()), "convolutions": convolutions, "baselines": tuple(baseline or ()), "lr": lr,
+            "structure_lr": structure_lr, "batch_size": batch_size, "max_train": max_train, "max_eval": max_eval,
+            "seed": seed,
+        },
+        out, threads, as_json,
+    )  # fmt: skip
+
+
+@app.command(epilog=example("gblr train vit:digits --data digits --epochs 2 --out runs/dense"))
+def train(
+    model: Annotated[str | None, Model.__metadata__[0]] = None,  # type: ignore[name-defined]
+    data: Annotated[str | None, Data.__metadata__[0]] = None,  # type: ignore[name-defined]
+    recipe: Annotated[Path | None, typer.Option(help="JSON or TOML file with the options below.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="If not what suits the data.")] = None,
+    method: Annotated[str, typer.Option(help="dense, gaudi, low-rank, monarch, pixelfly or blast.")] = "dense",
+    cost: Cost = 0.3,
+    out: Out = None,
+    block_rank: Rank = 1,
+    include: Names = None,
+    exclude: Names = None,
+    lr: Rate = None,
+    structure_lr: Rate = None,
+    batch_size: Annotated[int | None, typer.Option(help="Of training.")] = None,
+    max_train: Number = None,
+    max_eval: Number = None,
+    seed: int = 0,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Train a model from the weights it has, dense or while its structure is learned from scratch."""
+    options: dict[str, Any] = {
+        "model": model, "data": data, "cost": cost if method != "dense" else 1.0, "method": method, "epochs": epochs,
+        "block_rank": block_rank, "include": tuple(include or ()), "exclude": tuple(exclude or ()), "lr": lr,
+        "structure_lr": structure_lr, "batch_size": batch_size, "max_train": max_train, "max_eval": max_eval,
+        "seed": seed, "from_scratch": True, "calibration": 0,
+    }  # fmt: skip
+    options |= _recipe(recipe) if recipe else {}
+    missing = [name for name in ("model", "data") if not options[name]]
+    if missing:
+        raise typer.BadParameter(f"give {' and '.join(missing)}, as arguments or in the recipe.")
+    _run(options, out, threads, as_json)
+
+
+def _recipe(file: Path) -> dict[str, Any]:
+    import json
+    import tomllib
+
+    text = file.read_text()
+    options = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+
+def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json: bool) -> None:
+    import torch
+
+    from gblr.workflows.compress import compress as run
+    from gblr.workflows.listing import list_layers
+    from gblr.workflows.model_source import open_model
+    from gblr.workflows.settings import Settings
+    from gblr.workflows.tasks import load_task
+
+    if threads:
+        torch.set_num_threads(threads)
+    settings = Settings(**options)
+    out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
+    show.say(f"loading {settings.model}")
+    loaded = open_model(settings.model)
+    if loaded.note and not settings.from_scratch:
+        show.say(f"note: {loaded.note}")
+    show.say(f"loading {settings.data}")
+    limits = {"max_train": settings.max_train, "max_eval": settings.max_eval}
+    task = load_task(settings.data, loaded, seed=settings.seed, **limits)
+    show.say(f"{task.name}: {task.what}")
+    if settings.method != "dense":
+        show.say(list_layers(loaded.model, settings))
+    record = run(settings, loaded, task, out, shlex.join(["gblr", *sys.argv[1:]]), show.say)
+    if as_json:
+        show.as_json(record)
+        return
+    show.out.print(show.results(record))
+    show.out.print(f"model:  {out / 'model'}\nrecord: {out / 'run.json'}\npage:   gblr report {out}")
+
+
+def default_name(model: str, method: str, cost: float) -> str:
+    """
+    >>> default_name("sentence-transformers/all-MiniLM-L6-v2", "gaudi", 0.5)
+    'all-MiniLM-L6-v2-gaudi-0.5'
+    """
+    stem = model.rstrip("/").replace(":", "-").split("/")[-1]
+    return f"{stem}-{method}" + ("" if method == "dense" else f"-{cost:g}")

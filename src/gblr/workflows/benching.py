@@ -1,0 +1,76 @@
+"""Dense against compressed on this machine, planned anew for every batch size."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import nn
+
+from gblr.conversion.harden import harden_
+from gblr.conversion.planner import as_call
+from gblr.conversion.timing import interleaved_medians
+from gblr.layers.structured import MatrixModule
+from gblr.workflows.describe import environment
+from gblr.workflows.exporting import example_of
+from gblr.workflows.model_source import RECORD, open_model, read_record
+from gblr.workflows.tasks import load_task
+
+
+def bench_folder(folder: Path, batches: tuple[int, ...], threads: int | None) -> dict[str, Any]:
+    if threads:
+        torch.set_num_threads(threads)
+    loaded = open_model(str(folder))
+    if not any(isinstance(module, MatrixModule) for module in loaded.model.modules()):
+        raise ValueError(f"{folder} holds a dense model: there is nothing to compare. Compress it first.")
+    dense = dense_of(folder, loaded.model)
+    batch_of = batches_of(folder, loaded)
+    rows = [_row(dense, loaded.model, batch_of(size), size) for size in batches]
+    return {"folder": str(folder), "environment": environment(loaded.device), "rows": rows}
+
+
+def dense_of(folder: Path, model: nn.Module) -> nn.Module:
+    """The model before compression: opened again, or composed from the blocks where it is not at hand."""
+    import copy
+
+    from gblr.conversion.harden import densify_
+
+    dense = copy.deepcopy(model)
+    densify_(dense)
+    return dense
+
+
+def batches_of(folder: Path, loaded: Any) -> Any:
+    if (folder / RECORD).is_file():
+        task = load_task(read_record(folder)["data"]["source"], loaded, max_train=256, max_eval=8)
+        return task.batch
+    example = example_of(folder, loaded)
+    return lambda size: {key: value[:1].expand(size, *value.shape[1:]) for key, value in example.items()}
+
+
+@torch.no_grad()
+def _row(dense: nn.Module, model: nn.Module, batch: Any, size: int) -> dict[str, Any]:
+    forms: dict[str, int] = {}
+    if any(isinstance(module, MatrixModule) and module.is_packed for module in model.modules()):
+        for row in harden_(model, batch).rows:
+            forms[str(row.form)] = forms.get(str(row.form), 0) + 1
+    args, kwargs = as_call(batch)
+    device = next(model.parameters()).device
+    before, now = interleaved_medians(
+        [lambda: dense(*args, **kwargs), lambda: model(*args, **kwargs)], device, rounds=9
+    )
+    return {"batch": size, "dense_seconds": before, "seconds": now, "speedup": before / now, "forms": forms}
+
+
+def bench_table(found: dict[str, Any]) -> Table:
+    where = found["environment"]
+    table = Table(
+        title=f"{found['folder']} on {where['device']}, {where['threads']} threads, kernels {where['kernels']}"
+    )
+    for heading in ("batch", "dense, ms", "compressed, ms", "speed-up", "layers by form"):
+        table.add_column(heading, justify="right")
+    for row in found["rows"]:
+        forms = ", ".join(f"{count} {form}" for form, count in row["forms"].items())
+        times = (f"{row[key] * 1e3:.3g}" for key in ("dense_seconds", "seconds"))
+        table.add_row(str(row["batch"]), *times, f"{row['speedup']:.2f}", forms)
+    return table

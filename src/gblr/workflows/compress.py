@@ -1,0 +1,101 @@
+"""`gblr compress` and `gblr train`: a model and data in, a smaller model and a record of what happened out.
+
+out/settings.json       what was asked for; the same command continues, another one is refused
+out/work/METHOD/        each model of the comparison: parts that are done, training to continue
+out/model/              the result, as `gblr.save_pretrained` writes it
+out/run.json            the record that `gblr report` shows
+"""
+
+import datetime
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from gblr.conversion.cost import cost
+from gblr.conversion.planner import as_call
+from gblr.models.load import LoadedModel
+from gblr.training.atomic import write_json
+from gblr.workflows.describe import describe_layers, describe_types, environment
+from gblr.workflows.settings import TITLES, Settings, claim
+from gblr.workflows.tasks import Task
+from gblr.workflows.variants import Say, Variant, seconds_per_batch
+
+FORMAT = 1
+_BATCHES = (1, 64)
+
+
+def compress(
+    settings: Settings, loaded: LoadedModel, task: Task, out: Path, command: str = "", say: Say = print
+) -> dict[str, Any]:
+    """Runs, or goes on with, the whole comparison; returns the record, which is also in `out/run.json`.
+
+    Interrupted at any moment, it continues where it was when called again with the same settings.
+    """
+    claim(out, settings)
+    begin = time.monotonic()
+    first = () if settings.from_scratch else ("dense",)
+    methods = list(dict.fromkeys([*first, settings.method, *settings.baselines]))
+    variants = {}
+    for i, method in enumerate(methods, 1):
+        title = f"[{i}/{len(methods)}] {TITLES[method]}"
+        say(title)
+        variant = Variant(method, settings, task, loaded.model, out / "work" / method, lambda line: say(f"  {line}"))
+        variant.run()
+        say(f"  {summary(variant.result, task)}")
+        variants[method] = variant
+    say("timing the models in turns")
+    times = seconds_per_batch({name: variant.model for name, variant in variants.items()}, task, _BATCHES)
+    record = make_record(settings, loaded, task, variants, times, command)
+    record["seconds"] = round(time.monotonic() - begin, 1)
+    _keep(variants[settings.method], out)
+    write_json(out / "run.json", record)
+    return record
+
+
+def summary(result: dict[str, Any], task: Task) -> str:
+    value = "no score" if result["value"] is None else f"{task.metric} {result['value']:.4g}{task.unit}"
+    return f"{value} at cost {result['relative_cost']:.3f}, {result['num_params']:,} parameters"
+
+
+def make_record(
+    settings: Settings, loaded: LoadedModel, task: Task, variants: dict[str, Variant],
+    times: dict[str, dict[str, float]], command: str,
+) -> dict[str, Any]:  # fmt: skip
+    main = variants[settings.method]
+    args, kwargs = as_call(task.example)
+    spent = cost(main.model, *args, **kwargs)
+    history = main.result.get("history", {})
+    if history and "relative_cost" in history:
+        history = history | {"budget": [settings.cost] * len(history["step"])}
+    dense = loaded.model
+    return {
+        "format": FORMAT,
+        "title": f"{loaded.architecture} on {settings.data}: {TITLES[settings.method]} at cost {settings.cost:g}",
+        "command": command,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "environment": environment(next(main.model.parameters()).device),
+        "model": {"source": loaded.source, "architecture": loaded.architecture},
+        "data": {"source": settings.data, "what": task.what},
+        "method": settings.method,
+        "cost": settings.cost,
+        "metric": {"name": task.metric, "unit": task.unit, "higher_is_better": task.higher_is_better},
+        "results": [_result(v, v is main, settings, times[name]) for name, v in variants.items()],
+        "layers": describe_layers(main.model, dense, spent, main.result) if spent.converted else [],
+        "by_type": describe_types(spent),
+        "history": history,
+    }
+
+
+def _result(variant: Variant, main: bool, settings: Settings, times: dict[str, float]) -> dict[str, Any]:
+    learned = variant.method == "gaudi" and "history" in variant.result
+    keys = ("value", "relative_cost", "model_relative_cost", "num_params", "dense_params", "file_bytes")
+    name = TITLES[variant.method] + (", learned" if learned else "")
+    return {"name": name, "main": main, **{k: variant.result.get(k) for k in keys}, "seconds_per_batch": times}
+
+
+def _keep(variant: Variant, out: Path) -> None:
+    """The result in its own place."""
+    if (out / "model").exists():
+        shutil.rmtree(out / "model")
+    shutil.copytree(variant.folder / "model", out / "model")

@@ -1,0 +1,77 @@
+"""What a run of `gblr compress` or `gblr train` is: all that decides its outcome, as plain values."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
+
+METHODS: dict[str, type[Config]] = {
+    "gaudi": GaudiConfig,
+    "low-rank": LowRankConfig,
+    "monarch": MonarchConfig,
+    "pixelfly": PixelflyConfig,
+    "blast": BlastConfig,
+}
+TITLES = {"dense": "dense", "gaudi": "GBLR", "low-rank": "low rank", "monarch": "Monarch"}
+TITLES |= {"pixelfly": "Pixelfly", "blast": "BLAST"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`epochs=0` fits without training; `None` takes what suits the data. `baselines` are methods to compare with, of
+    the same cost, calibration and training.
+    """
+
+    model: str
+    data: str
+    cost: float = 0.3
+    method: str = "gaudi"
+    epochs: float | None = 0.0
+    calibration: int = 256
+    block_rank: int = 1
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    convolutions: bool = False
+    baselines: tuple[str, ...] = ()
+    from_scratch: bool = False
+    lr: float | None = None
+    structure_lr: float | None = None
+    batch_size: int | None = None
+    max_train: int | None = None
+    max_eval: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (self.method, *self.baselines):
+            if name not in METHODS and not (name == "dense" and self.from_scratch):
+                raise ValueError(f"unknown method {name!r}: choose from {', '.join(METHODS)}.")
+        if not 0 < self.cost <= 1:
+            raise ValueError(f"the cost is a fraction of the dense multiplications in (0, 1]; got {self.cost:g}.")
+        if self.epochs is not None and self.epochs < 0:
+            raise ValueError(f"the number of epochs must be 0 or above; got {self.epochs:g}.")
+
+    def to_plain(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))
+
+
+class OtherRun(ValueError):
+    """The folder holds a run with other settings."""
+
+
+def claim(out: Path, settings: Settings) -> None:
+    """Makes `out` the folder of this run, or finds that it is already; nothing of another run is overwritten."""
+    file = out / "settings.json"
+    mine = settings.to_plain()
+    if file.exists():
+        stored = json.loads(file.read_text())
+        differences = [f"{key} was {stored.get(key)!r}" for key in mine if stored.get(key) != mine[key]]
+        if differences:
+            raise OtherRun(
+                f"{out} holds another run ({'; '.join(differences)}). Choose another folder, or delete that one."
+            )
+    elif out.exists() and any(out.iterdir()):
+        raise OtherRun(f"{out} is not empty and holds no run of gblr. Choose another folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(mine, indent=1) + "\n")

@@ -1,0 +1,182 @@
+"""One model of a comparison, dense or compressed: converted, trained, hardened, measured; each once per folder."""
+
+import copy
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gblr.conversion.checkpoint import load_, save_pretrained
+from gblr.conversion.convert import convert_
+from gblr.conversion.cost import cost
+from gblr.conversion.filters import Filter, conv_layers, linear_layers
+from gblr.conversion.harden import harden_
+from gblr.conversion.planner import as_call
+from gblr.conversion.report import Report
+from gblr.conversion.timing import interleaved
+from gblr.fitting.config import Config, GaudiConfig
+from gblr.layers.gaudi import GaudiModule
+from gblr.training.atomic import write_json
+from gblr.training.budget import Budget
+from gblr.training.loop import train
+from gblr.training.schedules import SigmaSchedule
+from gblr.training.train_config import TrainConfig
+from gblr.workflows.settings import METHODS, Settings
+from gblr.workflows.tasks import Task
+
+Say = Callable[[str], None]
+_HISTORY_ROWS = 40
+
+
+class Variant:
+    """A method applied to a copy of the dense model, in a folder that keeps every finished part."""
+
+    def __init__(self, method: str, settings: Settings, task: Task, dense: nn.Module, folder: Path, say: Say):
+        self.method, self.settings, self.task, self.dense = method, settings, task, dense
+        self.folder, self.say = folder, say
+        self.model: nn.Module = dense
+        self.result: dict[str, Any] = {}
+
+    @property
+    def is_dense(self) -> bool:
+        return self.method == "dense"
+
+    def run(self) -> None:
+        """All that was not done before; afterwards `model` is the finished model and `result` what it came to."""
+        self.model = copy.deepcopy(self.dense)
+        file = self.folder / "result.json"
+        if file.exists():
+            self.result = json.loads(file.read_text())
+            if (self.folder / "model").exists():
+                load_(self.model, self.folder / "model")
+            self.model.eval()
+            self.say("done before")
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        begin = time.monotonic()
+        if not self.is_dense:
+            self._convert()
+        if self.num_epochs and (not self.is_dense or self.settings.from_scratch):
+            self._train()
+        self._harden()
+        self._judge(time.monotonic() - begin)
+        save_pretrained(self.model, self.folder / "model")
+        self.result["file_bytes"] = sum(f.stat().st_size for f in (self.folder / "model").iterdir())
+        write_json(file, self.result)
+
+    @property
+    def num_epochs(self) -> float:
+        wanted = self.settings.epochs
+        return float(self.task.train_defaults.get("epochs", 3) if wanted is None else wanted)
+
+    def _convert(self) -> None:
+        stored, errors = self.folder / "converted", self.folder / "errors.json"
+        if errors.exists():  # written last
+            load_(self.model, stored)
+            self.result["errors"] = json.loads(errors.read_text())
+            return
+        batches = None
+        if self.settings.calibration and not self.settings.from_scratch:
+            self.say(f"reading {self.settings.calibration} samples for calibration")
+            batches = self.task.calibration(self.settings.calibration)
+        report = convert_(self.model, self._config(), where_of(self.settings), batches)
+        self.result["errors"] = {row.layer: row.error for row in report.rows if row.error is not None}
+        self.say(f"{len(report)} layers converted to cost {report.relative_cost:.3f}{_error(report)}")
+        save_pretrained(self.model, stored)
+        write_json(errors, self.result["errors"])
+
+    def _config(self) -> Config:
+        settings, kind = self.settings, METHODS[self.method]
+        if kind is not GaudiConfig:
+            return kind(settings.cost)
+        if settings.from_scratch:
+            return GaudiConfig(1.0, block_rank=settings.block_rank, init="scratch")
+        return GaudiConfig(settings.cost, block_rank=settings.block_rank)
+
+    def _train(self) -> None:
+        config = self._train_config()
+        self.say(f"training for {config.epochs:g} epochs on {self.task.what}")
+        out = self.folder / "train"
+        result = train(self.model, self.task.train_data, config=config, out=out, loss=self.task.loss)
+        self.result["history"] = history_of(result.history)
+        self.result["train_seconds"] = round(result.seconds, 1)
+
+    def _train_config(self) -> TrainConfig:
+        s, epochs = self.settings, self.num_epochs
+        chosen = {"lr": s.lr, "structure_lr": s.structure_lr, "batch_size": s.batch_size}
+        options = {k: v for k, v in self.task.train_defaults.items() if k != "epochs"}
+        options |= {k: v for k, v in chosen.items() if v is not None}
+        config = TrainConfig(epochs=epochs, seed=s.seed, eval_every=epochs / _HISTORY_ROWS, **options)
+        gaudi = [module for module in self.model.modules() if isinstance(module, GaudiModule)]
+        if not gaudi:
+            return config
+        shortest = min(min(module.in_features, module.out_features) for module in gaudi)
+        last = float(min(100.0, max(4.0, shortest / 2)))
+        sigma = SigmaSchedule(1.0 if s.from_scratch else last, last)  # fitted blocks need no blurring
+        return replace(config, budget=Budget(relative_cost=s.cost), sigma=sigma)
+
+    def _harden(self) -> None:
+        self.model.eval()
+        if any(isinstance(module, GaudiModule) for module in self.model.modules()):
+            report = harden_(self.model, self.task.example)
+            self.result["forms"] = {
+                row.layer: {"form": row.form, "seconds": dict(row.form_seconds)} for row in report.rows
+            }
+
+    def _judge(self, seconds: float) -> None:
+        self.say("measuring")
+        args, kwargs = as_call(self.task.example)
+        spent = cost(self.model, *args, **kwargs)
+        self.result |= {
+            "value": finite(self.task.evaluate(self.model)),
+            "relative_cost": round(spent.relative_cost, 5),
+            "model_relative_cost": round(spent.model_relative_cost, 5),
+            "num_params": spent.num_params,
+            "dense_params": spent.dense_params,
+            "seconds": round(seconds, 1),
+        }
+
+
+def where_of(settings: Settings) -> Filter:
+    linear = linear_layers(include=settings.include, exclude=settings.exclude)
+    if not settings.convolutions:
+        return linear
+    conv = conv_layers(include=settings.include, exclude=settings.exclude)
+    return lambda module, name: linear(module, name) or conv(module, name)
+
+
+def history_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Columns of the training history; numbers that JSON cannot hold become null."""
+    columns = {"loss": "train_loss", "relative_cost": "relative_cost", "sigma": "sigma", "live_blocks": "live_blocks"}
+    found: dict[str, list[Any]] = {"step": [row["step"] for row in rows]}
+    for name, key in columns.items():
+        if rows and key in rows[0]:
+            found[name] = [finite(row[key]) for row in rows]
+    return found
+
+
+def finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(float(value), 6)
+
+
+def _error(report: Report) -> str:
+    return "" if report.mean_error is None else f", mean relative error {report.mean_error:.3f}"
+
+
+@torch.no_grad()
+def seconds_per_batch(models: dict[str, nn.Module], task: Task, sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    """Time of one forward of each model, taken in turns, by batch size."""
+    found: dict[str, dict[str, float]] = {name: {} for name in models}
+    for size in sizes:
+        args, kwargs = as_call(task.batch(size))
+        device = next(next(iter(models.values())).parameters()).device
+        calls = [lambda model=model: model(*args, **kwargs) for model in models.values()]  # noqa: B023
+        for name, times in zip(models, interleaved(calls, device, rounds=5, seconds=0.5), strict=True):
+            found[name][str(size)] = round(sorted(times)[len(times) // 2], 7)
+    return found
