@@ -67,7 +67,8 @@ def measure_forms(layers: Mapping[str, MatrixModule], inputs: Mapping[str, Tenso
 def form_times(layer: MatrixModule, x: Tensor) -> Times:
     matrix = layer.matrix
     assert isinstance(matrix, PackedGBLR)
-    x, bias = layer.product_input(x).to(matrix.u.dtype), layer.bias  # inside of autocast it may have had another
+    dtype = matrix.u.dtype  # the input may have another, inside of autocast
+    x, bias = layer.product_input(x).to(dtype), None if layer.bias is None else layer.bias.to(dtype)
     tensors = {form: forms.derive(form, matrix) for form in forms.possible_forms(matrix)}
 
     def calls(chosen: Sequence[Form]) -> list[Any]:
