@@ -26,6 +26,7 @@ class PreparedImages(Dataset):
     std: tuple[float, ...]
     pad: int = 0
     flip: bool = False
+    dtype: torch.dtype = torch.float32
 
     def __len__(self) -> int:
         return len(self.data)
@@ -46,7 +47,7 @@ class PreparedImages(Dataset):
     def _normalised(self, images: Num[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         scale = 255.0 if images.dtype == torch.uint8 else 1.0
         mean, std = (torch.tensor(value).view(1, -1, 1, 1) for value in (self.mean, self.std))
-        return (images.float() / scale - mean) / std
+        return ((images.float() / scale - mean) / std).to(self.dtype)
 
     def _augmented(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         if self.flip:

@@ -133,7 +133,10 @@ def _place(source: str) -> str:
             "yours that reads the file."
         )
     if not _HUB_ID.fullmatch(source):
-        raise FileNotFoundError(f"there is no directory {source}, and it is no id such as organisation/name either.")
+        raise FileNotFoundError(
+            f"there is no directory {source}. A model is a directory or id of Hugging Face, timm:NAME, "
+            "python:module:function, or vit:digits."
+        )
     return source
 
 

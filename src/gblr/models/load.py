@@ -4,7 +4,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +20,6 @@ _ATTRIBUTES = ("image_size", "in_channels", "image_mean", "image_std")
 _DIGITS: dict[str, Any] = {
     "image_size": 8, "patch_size": 2, "in_channels": 1, "width": 64, "depth": 3, "num_heads": 4, "mlp_ratio": 2.0,
 }  # fmt: skip
-FORMS = (
-    "a directory or id of Hugging Face, timm:NAME, python:module:function, or vit:digits (a small untrained ViT for "
-    "8 x 8 digits)"
-)
 
 
 def load_model(source: str, *, task: str | None = None, dtype: torch.dtype | None = None) -> LoadedModel:
@@ -39,12 +34,11 @@ def load_model(source: str, *, task: str | None = None, dtype: torch.dtype | Non
     >>> load_model("vit:digits").image_size
     8
     """
-    prefix, _, rest = source.partition(":")
-    find = _PREFIXES.get(prefix)
-    if find is None or (Path(source).exists() and prefix != source):
-        loaded = load_hugging_face(source, task, dtype)
+    prefix, colon, rest = source.partition(":")
+    if colon and prefix in _PREFIXES:
+        loaded = _PREFIXES[prefix](source, rest)
     else:
-        loaded = find(source, rest)
+        loaded = load_hugging_face(source, task, dtype)
     if dtype is not None:
         loaded.model.to(dtype)
     loaded.model.eval()
@@ -53,7 +47,7 @@ def load_model(source: str, *, task: str | None = None, dtype: torch.dtype | Non
 
 def _builtin(source: str, name: str) -> LoadedModel:
     if name != "digits":
-        raise ValueError(f"the only built-in model is vit:digits; got {source!r}. A model is {FORMS}.")
+        raise ValueError(f"the only built-in model is vit:digits; got {source!r}.")
     return LoadedModel(
         ViT(**_DIGITS), source, "ViT", image_size=8, in_channels=1, kind="images", pretrained=False,
         note="vit:digits has random weights: train it first, or learn its structure from scratch",
@@ -113,20 +107,24 @@ def _function(source: str, place: str) -> Callable[[], Any]:
         raise ModuleNotFoundError(
             f"{source}: there is no module {module_name!r} in {os.getcwd()} or among the installed packages."
         ) from error
+    except Exception as error:
+        raise RuntimeError(f"{source}: importing {module_name} failed: {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if not callable(found):
-        known = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
-        raise ValueError(f"{source}: {module_name} has no function {name!r}; it has {', '.join(known) or 'none'}.")
+        known = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        some = ", ".join(sorted(known)[:12]) or "none"
+        raise ValueError(f"{source}: {module_name} has no function {name!r}; some that it has: {some}.")
     return found
 
 
 def _call(source: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
-    except TypeError as error:
-        if "positional argument" in str(error):
+    except Exception as error:
+        inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        if isinstance(error, TypeError) and not inside:
             raise TypeError(f"{source} must be callable without arguments: {error}.") from error
-        raise
+        raise RuntimeError(f"{source} failed: {type(error).__name__}: {error}") from error
 
 
 _PREFIXES: dict[str, Callable[[str, str], LoadedModel]] = {"vit": _builtin, "timm": _from_timm, "python": _from_python}

@@ -48,7 +48,8 @@ def image_task(data: ImageData, request: Request) -> Task:
     train, test = (_ready(part, loaded) for part in _parts(data, request))
     mean, std = _normalisation(data, train, loaded)
     pad, flip = (0, False) if loaded.pretrained else (data.pad, data.flip)
-    train_images, test_images = PreparedImages(train, mean, std, pad, flip), PreparedImages(test, mean, std)
+    train_images = PreparedImages(train, mean, std, pad, flip, dtype=loaded.dtype)
+    test_images = PreparedImages(test, mean, std, dtype=loaded.dtype)
     scores = _try(loaded, train_images, request.source)
     size = " x ".join(str(n) for n in train_images.inputs([0]).shape[-2:])
     counts = f"{len(train)} training and {len(test)} test images of {size}"

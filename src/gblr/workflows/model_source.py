@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gblr.conversion.checkpoint import MANIFEST, from_pretrained, load_
+from gblr.models.hugging_face import describe
 from gblr.models.load import LoadedModel, load_model
 
 RECORD = "run.json"
@@ -44,11 +45,4 @@ def _of_run(folder: Path) -> LoadedModel:
 
 def _of_checkpoint(folder: Path) -> LoadedModel:
     """A transformers model; its tokenizer too, where it lies beside it."""
-    model = from_pretrained(folder)
-    try:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (ImportError, OSError, ValueError):
-        tokenizer = None
-    return LoadedModel(model, str(folder.resolve()), type(model).__name__, tokenizer)
+    return describe(from_pretrained(folder), str(folder.resolve()), str(folder))
