@@ -9,6 +9,7 @@ from gblr.cli import commands, show
 from gblr.cli.app import app
 
 __all__ = ["app", "main"]
+_INTERRUPTED = 130
 _EXPECTED = (ValueError, OSError, RuntimeError, ImportError, TypeError, FloatingPointError)
 
 
@@ -17,14 +18,11 @@ def main() -> None:
     commands.register()
     errors = Console(stderr=True, highlight=False)
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # typer turns Ctrl-C into exit code 130
     except typer.Exit as ended:
-        sys.exit(ended.exit_code)
-    except typer.Abort:
-        sys.exit(1)
-    except KeyboardInterrupt:
-        errors.print("stopped. Run the same command again to continue.")
-        sys.exit(1)
+        code = ended.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        code = _INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own, for wrong usage
             show.usage_error(errors, error)
@@ -33,3 +31,7 @@ def main() -> None:
             raise
         errors.print(f"[bold]error:[/] {show.plain(error)}", soft_wrap=True)
         sys.exit(1)
+    if code == _INTERRUPTED:
+        errors.print("stopped. Run the same command again to continue.")
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)

@@ -84,8 +84,8 @@ def compress(
 
 @app.command(epilog=example("gblr train vit:digits --data digits --epochs 2 --out runs/dense"))
 def train(
-    model: Annotated[str | None, Model.__metadata__[0]] = None,  # type: ignore[name-defined]
-    data: Annotated[str | None, Data.__metadata__[0]] = None,  # type: ignore[name-defined]
+    model: Annotated[str | None, Model.__metadata__[0]] = None,
+    data: Annotated[str | None, Data.__metadata__[0]] = None,
     recipe: Annotated[Path | None, typer.Option(help="JSON or TOML file with the options below.")] = None,
     epochs: Annotated[float | None, typer.Option(help="If not what suits the data.")] = None,
     method: Annotated[str, typer.Option(help="dense, gaudi, low-rank, monarch, pixelfly or blast.")] = "dense",

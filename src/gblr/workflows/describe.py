@@ -73,7 +73,9 @@ def spectra(module: MatrixModule, dense: Tensor | None) -> dict[str, Any]:
 
 def sampled(values: Tensor) -> list[float]:
     """At most so many of them, evenly, first and last included."""
-    index = np.unique(np.linspace(0, max(0, len(values) - 1), _SAMPLES).round().astype(int)) if len(values) else []
+    if not len(values):
+        return []
+    index = np.unique(np.linspace(0, len(values) - 1, _SAMPLES).round().astype(int))
     return [float(f"{values[i]:.4g}") for i in index]
 
 

@@ -36,7 +36,11 @@ def _matrices(name: str, layer: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _row(name: str, layer: Any) -> dict[str, Any]:
-    row = {"name": name, "type": layer_type(name, layer, 1), "shape": [layer.out_features, layer.in_features]}
+    row: dict[str, Any] = {
+        "name": name,
+        "type": layer_type(name, layer, 1),
+        "shape": [layer.out_features, layer.in_features],
+    }
     dense = layer.out_features * layer.in_features
     if isinstance(layer, GaudiModule):
         matrix: Any = layer.to_matrix()

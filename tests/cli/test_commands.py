@@ -1,0 +1,162 @@
+"""The command line as a newcomer uses it: what is printed, what is written, what happens after a mistake."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from gblr.cli.app import app
+from gblr.workflows.variants import Variant
+from tests.shape_hook import shapes_unchecked
+
+TINY = ("--data", "digits", "--max-train", 128, "--max-eval", 60, "--threads", 1)
+COMMANDS = ("compress", "train", "inspect", "report", "bench", "export", "reproduce")
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with shapes_unchecked():
+        yield
+
+
+@pytest.fixture
+def small(gblr):
+    """A run to look at."""
+    ended = gblr(
+        "compress", "vit:digits", *TINY, "--cost", 0.3, "--train", 0.5, "--baseline", "low-rank", "--out", "small"
+    )
+    assert ended.code == 0, ended.err
+    return ended
+
+
+def test_a_model_is_compressed_compared_and_kept(gblr, small, tmp_path):
+    for word in ("18 layers to convert", "[1/3] dense", "[2/3] GBLR", "[3/3] low rank", "image classification"):
+        assert word in small.err
+    for word in ("accuracy", "parameters", "GBLR, learned", "low rank", "dense", "gblr report small"):
+        assert word in small.out
+    record = json.loads((tmp_path / "small" / "run.json").read_text())
+    dense, learned, low_rank = record["results"]
+    assert learned["main"] and learned["relative_cost"] <= 0.3 and low_rank["relative_cost"] <= 0.3
+    assert dense["file_bytes"] > learned["file_bytes"] and learned["num_params"] < dense["num_params"]
+    assert set(learned["seconds_per_batch"]) == {"1", "64"} and len(record["layers"]) == 18
+    assert len(record["history"]["step"]) == len(record["history"]["loss"]) > 0
+    assert record["command"].startswith("gblr compress vit:digits")
+
+
+def test_a_run_is_inspected_timed_exported_and_reported(gblr, small, tmp_path):
+    ended = gblr("inspect", "small")
+    assert ended.code == 0 and "blocks.2.fc2" in ended.out and "by layer type" in ended.out
+    found = json.loads(gblr("inspect", "small", "--json").out)
+    assert len(found["layers"]) == 18 and {row["type"] for row in found["types"]} >= {"q", "fc1"}
+    ended = gblr("bench", "small", "--batch", 2, "--json")
+    assert json.loads(ended.out)["rows"][0]["speedup"] > 0
+    assert gblr("bench", "small", "--batch", 2).out.count("speed-up") == 1
+    ended = gblr("export", "small", "--out", "model.onnx", "--json")
+    assert json.loads(ended.out)["difference"] < 1e-4 and (tmp_path / "model.onnx").stat().st_size > 1000
+    assert gblr("export", "small", "--format", "torch").code == 0
+    program = torch.export.load(tmp_path / "small" / "model.pt2").module()
+    assert program(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    ended = gblr("report", "small")
+    assert ended.code == 0 and "<html" in (tmp_path / "small" / "report.html").read_text()
+
+
+def test_a_stopped_run_continues_with_the_same_command(gblr, monkeypatch, tmp_path):
+    command = ("compress", "vit:digits", *TINY, "--train", 0.5, "--out", "run")
+    judge = Variant._judge
+
+    def stopped(self, seconds):
+        if self.method == "gaudi":
+            raise KeyboardInterrupt
+        judge(self, seconds)
+
+    monkeypatch.setattr(Variant, "_judge", stopped)
+    ended = gblr(*command)
+    assert ended.code == 1 and "same command again" in ended.err and "Traceback" not in ended.err
+    monkeypatch.setattr(Variant, "_judge", judge)
+    ended = gblr(*command)
+    assert (
+        ended.code == 0 and "done before" in ended.err and "reading" not in ended.err
+    )  # neither scored nor fitted again
+    assert (tmp_path / "run" / "model" / "gblr.json").exists()
+
+
+def test_another_run_in_the_same_folder_is_refused_and_harms_nothing(gblr, small, tmp_path):
+    before = (tmp_path / "small" / "run.json").read_bytes()
+    ended = gblr("compress", "vit:digits", *TINY, "--cost", 0.5, "--out", "small")
+    assert ended.code == 1 and "holds another run" in ended.err and "cost was 0.3" in ended.err
+    assert (tmp_path / "small" / "run.json").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    assert "not empty" in gblr("compress", "vit:digits", *TINY, "--out", "mine").err
+
+
+def test_dense_models_are_trained_and_then_compressed(gblr, tmp_path):
+    ended = gblr("train", "vit:digits", *TINY, "--epochs", 1, "--out", "dense")
+    assert ended.code == 0 and "dense" in ended.out
+    ended = gblr("compress", "dense", *TINY, "--method", "low-rank", "--json", "--out", "low")
+    record = json.loads(ended.out)
+    assert (
+        record["results"][0]["value"]
+        == json.loads((tmp_path / "dense" / "run.json").read_text())["results"][0]["value"]
+    )
+    assert record["layers"][0]["num_blocks"] == 0 and record["layers"][0]["singular"]
+
+
+def test_structure_is_learned_from_scratch_by_a_recipe(gblr, tmp_path):
+    recipe = 'model = "vit:digits"\ndata = "digits"\nmethod = "gaudi"\ncost = 0.25\nmax_train = 128\nmax_eval = 60\n'
+    (tmp_path / "recipe.toml").write_text(recipe)
+    ended = gblr("train", "--recipe", "recipe.toml", "--epochs", 1, "--threads", 1, "--json", "--out", "scratch")
+    record = json.loads(ended.out)
+    assert record["results"][0]["relative_cost"] <= 0.25 and record["history"]["sigma"][0] < 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("compress", "vit:digits", "--data", "nothing-here"), 1, "nothing-here"),
+        (("compress", "no/such/model", "--data", "digits"), 1, "no/such/model"),
+        (("compress", "vit:digits", "--data", "digits", "--cost", "30"), 1, "fraction"),
+        (("compress", "vit:digits", "--data", "digits", "--method", "magic"), 1, "low-rank"),
+        (("compress", "vit:digits"), 2, "--data"),
+        (("compress", "vit:digits", "--data", "digits", "--train", "1", "--no-train"), 2, "exclude each other"),
+        (("train", "vit:digits"), 2, "data"),
+        (("inspect", "nowhere"), 1, "nowhere"),
+        (("report", "nowhere"), 1, "nowhere"),
+        (("export", "nowhere", "--format", "pdf"), 2, "onnx"),
+        (("reproduce", "everything"), 2, "cifar10-learning"),
+        (("conpress",), 2, "conpress"),
+    ],
+)
+def test_mistakes_end_in_one_line_that_helps(gblr, arguments, code, words):
+    ended = gblr(*arguments)
+    assert ended.code == code and words in ended.err and "Traceback" not in ended.err + ended.out
+
+
+def test_debug_shows_where_an_error_comes_from(gblr):
+    with pytest.raises(ValueError, match="fraction"):
+        gblr("compress", "vit:digits", "--data", "digits", "--cost", "30", "--debug")
+
+
+def test_version_tells_what_can_be_used(gblr):
+    ended = gblr("--version")
+    assert ended.code == 0 and all(word in ended.out for word in ("gblr", "torch", "CPU kernels", "GPU kernels"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(gblr, command):
+    ended = gblr(command, "--help")
+    assert ended.code == 0 and f"Example: gblr {command}" in re.sub(r"\s+", " ", ended.out)
+
+
+def test_the_examples_of_the_help_work_when_pasted(gblr):
+    examples = [info.epilog.split("gblr ", 1)[1].split() for info in app.registered_commands]
+    assert len(examples) == len(COMMANDS)
+    order = sorted((e for e in examples if e[0] != "reproduce"), key=lambda e: COMMANDS.index(e[0]))
+    for example in order:
+        ended = gblr(*example)
+        assert ended.code == 0, (example, ended.err)
+
+
+def test_output_has_no_colour_where_there_is_no_terminal(gblr, small):
+    assert "\x1b[" not in small.out + small.err
