@@ -8,7 +8,11 @@ INSTALL_INPUTS := pyproject.toml setup.py constraints.txt $(shell find src/gblr/
 .PHONY: demo test lint docs bench clean
 
 demo: $(VENV)/.demo
-	$(BIN)/python examples/paper_figures.py --out runs/demo
+	rm -rf runs/demo
+	$(BIN)/gblr train vit:digits --data digits --epochs 40 --threads 1 --out runs/demo/dense
+	$(BIN)/gblr compress runs/demo/dense --data digits --cost 0.2 --train 20 --lr 0.001 --structure-lr 0.005 \
+		--baseline low-rank --baseline monarch --threads 1 --out runs/demo/small
+	$(BIN)/gblr report runs/demo/small --out runs/demo/report.html
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --quiet
@@ -32,7 +36,7 @@ $(BIN)/python:
 
 $(VENV)/.demo: $(INSTALL_INPUTS) | $(BIN)/python
 	@echo "Installing gblr into $(VENV) (the first time takes a minute or two) ..."
-	$(PIP) --editable '.[report,demo]'
+	$(PIP) --editable '.[report,demo,hf]'
 	@touch $@
 
 $(VENV)/.test: $(INSTALL_INPUTS) | $(BIN)/python

@@ -54,6 +54,8 @@ class PreparedModule(nn.Module):
             kept = dict(zip(_TENSORS, derived, strict=False))
             if form == "packed" and matrix.shape[1]:
                 kept["_bound"] = BoundMatmul(derived[0], derived[1], matrix.shape[1], matrix.shape[0])
+            elif form == "dense":
+                kept["_bound"] = forms.BoundLinear(derived[0])
         # The stamp comes last: a thread that finds it fresh finds what belongs to it.
         self.__dict__.update(kept)
         for name in _NAMES:
@@ -74,8 +76,8 @@ class PreparedModule(nn.Module):
         return self._stamp is not None and self._stamp.fits(parameters.get("u"), parameters.get("v"))
 
     def quick(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"] | None:
-        """W x + bias straight from the kernel, where nobody but the caller looks: no gradients, no compiling, no mode,
-        no autocast. None elsewhere. Saves about 10 us a call, as long as a small layer's product takes.
+        """W x + bias without detours, where nobody but the caller looks: no gradients, no compiling, no mode, no
+        autocast. None elsewhere. Saves about 10 us a call, as long as a small layer's product takes.
         """
         if torch.is_grad_enabled() or not is_plain_eager() or torch.is_autocast_enabled("cpu") or not self.is_fresh():
             return None

@@ -80,6 +80,20 @@ def derive(form: Form, matrix: PackedGBLR) -> tuple[Tensor, ...]:
     return u.T.contiguous(), v
 
 
+class BoundLinear:
+    """The dense form for plain inference on a CPU, called as `BoundMatmul` is."""
+
+    def __init__(self, weight: Float[Tensor, "out in"]):
+        self._weight = weight
+        self.dtype, self.in_features = weight.dtype, weight.shape[1]
+
+    def takes(self, bias: Tensor) -> bool:
+        return bias.dtype == self.dtype
+
+    def __call__(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"]:
+        return functional.linear(x, self._weight, bias)
+
+
 def multiply(
     form: Form, tensors: tuple[Tensor, ...], x: Float[Tensor, "*b in"], bias: Tensor | None, num_lines: int, out: int
 ) -> Float[Tensor, "*b out"]:

@@ -20,8 +20,9 @@ def export_folder(folder: Path, format: str, out: Path | None) -> dict[str, Any]
     loaded = open_model(str(folder))
     file = out or folder / f"model{FORMATS[format]}"
     args, kwargs = as_call(example_of(folder, loaded))
-    if getattr(getattr(loaded.model, "config", None), "use_cache", False):
-        loaded.model.config.use_cache = False  # a file has no place for keys and values of earlier tokens
+    config: Any = getattr(loaded.model, "config", None)
+    if getattr(config, "use_cache", False):
+        config.use_cache = False  # a file has no place for keys and values of earlier tokens
     found: dict[str, Any] = {"file": str(file), "format": format}
     if format == "onnx":
         written = export_onnx(loaded.model, positional(loaded.model, args, kwargs), file)

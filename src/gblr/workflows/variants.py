@@ -32,6 +32,7 @@ from gblr.workflows.tasks import Task
 
 Say = Callable[[str], None]
 _HISTORY_ROWS = 40
+_PLANNED_BATCH = 16  # forms are chosen for it; `gblr bench` chooses for others
 
 
 class Variant:
@@ -124,7 +125,7 @@ class Variant:
     def _harden(self) -> None:
         self.model.eval()
         if any(isinstance(module, GaudiModule) for module in self.model.modules()):
-            report = harden_(self.model, self.task.example)
+            report = harden_(self.model, self.task.batch(_PLANNED_BATCH))
             self.result["forms"] = {
                 row.layer: {"form": row.form, "seconds": dict(row.form_seconds)} for row in report.rows
             }
