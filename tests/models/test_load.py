@@ -166,7 +166,7 @@ def test_timm_models_bring_their_settings_and_say_if_they_are_random(offline, mo
 
 def test_an_unknown_name_of_timm_gets_others(monkeypatch):
     monkeypatch.setattr(load, "import_timm", lambda: FakeTimm(offline=True))
-    with pytest.raises(ValueError, match="no model 'smal'.*small, smaller"):
+    with pytest.raises(ValueError, match=r"no model 'smal'.*small, smaller"):
         load_model("timm:smal")
 
 

@@ -20,7 +20,7 @@ from transformers import (
 
 WORDS = ("the a cat dog bird sees chases likes big small red old house tree and or not very here there").split()
 _BERT = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
-_BERT |= {"vocab_size": 32, "max_position_embeddings": 40}
+_BERT |= {"vocab_size": 32, "max_position_embeddings": 40, "initializer_range": 0.3}
 _VIT = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 _VIT |= {"image_size": 8, "patch_size": 4}
 

@@ -3,8 +3,8 @@
 import gzip
 import json
 import lzma
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO
 
 from gblr.data.splits import by_split
 
@@ -46,7 +46,7 @@ def _read(file: Path, by_line: bool) -> list[str]:
         return [text] if text.strip() else []
 
 
-def _open(file: Path) -> IO[str]:
+def _open(file: Path) -> TextIOWrapper:
     return _OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8", errors="replace")  # type: ignore[operator]
 
 

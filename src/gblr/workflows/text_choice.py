@@ -12,7 +12,7 @@ from gblr.workflows.text_tasks import text_outputs_task
 def text_task(train: list[str], test: list[str] | None, request: Request) -> Task:
     """Language modelling for a language model; for anything else that reads text, likeness to the dense model."""
     check_reads_text(request.loaded, request.source)
-    make = language_task if predicts_tokens(request.loaded) else text_outputs_task
+    make = language_task if predicts_tokens(request.loaded, train[0]) else text_outputs_task
     return make(train, test, request)
 
 
@@ -38,11 +38,11 @@ def check_reads_text(loaded: LoadedModel, source: str) -> None:
         _check_pads(loaded)
 
 
-def predicts_tokens(loaded: LoadedModel) -> bool:
+def predicts_tokens(loaded: LoadedModel, text: str) -> bool:
     """A model of one's own does if it gives a score for every token of the vocabulary at every position."""
     if loaded.kind != "unknown":
         return loaded.kind == "causal language model"
-    tokens = torch.tensor([token_ids(loaded.tokenizer, "A few words, to see what comes out.")[:8]])
+    tokens = torch.tensor([token_ids(loaded.tokenizer, text[:1000])[:32]])
     with torch.no_grad():
         output = main_output(call(loaded.model, tokens.to(loaded.device)))
     if output.dim() != 3 or output.shape[:2] != tokens.shape or output.shape[2] <= int(tokens.max()):
