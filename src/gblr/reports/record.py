@@ -157,10 +157,10 @@ def save_record(record: Mapping[str, Any], directory: str | Path) -> Path:
 
 
 def parse_record(values: Any) -> Record:
-    """A record from what `run.json` holds."""
+    """A record from what `run.json` holds, or from what `save_record` is given."""
     if not isinstance(values, Mapping):
         raise RecordError(f"a run record is an object with fields `format`, `title`, ...; got {type(values).__name__}")
-    top = Fields(values)
+    top = Fields(_plain(values))
     if (found := top.integer("format")) != FORMAT:
         raise RecordError(f"field `format` is {found}, this gblr reads {FORMAT}; update gblr, or make the record anew")
     return Record(

@@ -61,8 +61,7 @@ function showLayer(index, block = 0) {
   factList(view.facts, view.layer.facts, "fact-grid");
   view.slider.max = view.blocks.length;
   const side = Math.max(200, Math.min(view.stage.clientWidth, innerHeight - (innerWidth > 720 ? 190 : 420)));
-  paintMask(view.canvas, view.layer, side, topOf(view.layer));
-  view.picture = view.canvas.getContext("2d").getImageData(0, 0, view.canvas.width, view.canvas.height);
+  view.picture = paintMask(view.canvas, view.layer, side, topOf(view.layer));
   view.place.textContent = "Point at an entry to count its blocks.";
   paintScale(view.scale);
   view.most.textContent = `${topOf(view.layer)} blocks`;

@@ -66,7 +66,7 @@ function stepKey(event, index, length, stride) {
 }
 
 function describe(chart) {
-  const ends = chart.series.map((series) => {
+  const ends = chart.series.filter((series) => !series.quiet).map((series) => {
     const numbers = finite(series.y);
     return numbers.length ? `${series.label} from ${short(numbers[0])} to ${short(numbers.at(-1))}` : series.label;
   });

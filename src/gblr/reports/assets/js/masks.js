@@ -84,6 +84,7 @@ function paintMask(canvas, layer, side, top) {
       image.data[p + 3] = 255;
     }
   context.putImageData(image, 0, 0);
+  return image;
 }
 
 const masks = { run: 0, type: "all", same: false, tiles: [] };

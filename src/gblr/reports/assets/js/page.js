@@ -16,18 +16,20 @@ function setUpTheme() {
 function setUpCopy() {
   for (const button of document.querySelectorAll("[data-copy]"))
     button.addEventListener("click", async () => {
-      const done = await copyText(button.dataset.copy).catch(() => false);
-      button.textContent = done ? "Copied" : "Press Ctrl+C";
+      button.textContent = (await copyText(button)) ? "Copied" : "Press Ctrl+C";
       setTimeout(() => (button.textContent = "Copy"), 1800);
     });
 }
 
 // A page opened as a file may have no clipboard: then the text is at least selected.
-async function copyText(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true);
-  const code = document.activeElement.parentNode.querySelector("code");
-  getSelection().selectAllChildren(code);
-  return document.execCommand("copy");
+async function copyText(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    return true;
+  } catch {
+    getSelection().selectAllChildren(button.parentNode.querySelector("code"));
+    return document.execCommand("copy");
+  }
 }
 
 function setUpSorting() {
