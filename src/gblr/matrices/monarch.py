@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gblr.matrices.base import StructuredMatrix, check_dims
+from gblr.ops.checks import is_plain_eager
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,11 +65,14 @@ class MonarchMatrix(StructuredMatrix):
     def _matmul(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
         num_blocks, inner_block, in_block = self.right.shape
         z = torch.einsum("bqp,...bp->...bq", self.right, x.unflatten(-1, (num_blocks, in_block)))
-        z = z.flatten(-2)[..., self._permutation()].unflatten(-1, (num_blocks, inner_block))
+        z = z.flatten(-2).index_select(-1, self._permutation()).unflatten(-1, (num_blocks, inner_block))
         return torch.einsum("bsq,...bq->...bs", self.left, z).flatten(-2)
 
     def _permutation(self) -> Int[Tensor, " inner"]:
-        return monarch_permutation(self.num_blocks, self.left.shape[2]).to(self.left.device)
+        sizes = self.num_blocks, self.left.shape[2]
+        if is_plain_eager():
+            return _kept_permutation(*sizes, self.left.device)
+        return monarch_permutation(*sizes).to(self.left.device)
 
 
 @functools.lru_cache(64)
@@ -83,6 +87,13 @@ def _permutation_entries(num_blocks: int, inner_block: int) -> tuple[int, ...]:
     start = [[j * inner_block + sum(size[j][:i]) for i in range(num_blocks)] for j in range(num_blocks)]
     blocks = range(num_blocks)
     return tuple(start[j][i] + s for i in blocks for j in blocks for s in range(size[j][i]))
+
+
+@functools.lru_cache(64)
+def _kept_permutation(num_blocks: int, inner_block: int, device: torch.device) -> Int[Tensor, " inner"]:
+    """Made once: it takes longer than the products of a small matrix."""
+    with torch.inference_mode(False):
+        return monarch_permutation(num_blocks, inner_block).to(device)
 
 
 def monarch_permutation(num_blocks: int, inner_block: int) -> Int[Tensor, " inner"]:
