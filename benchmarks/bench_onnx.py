@@ -3,7 +3,7 @@
     python benchmarks/bench_onnx.py --out docs/results/onnx.json      # --quick: small model, fewer repeats, a minute
 
 Blocks lie at random places; their widths are spread over a third to five thirds of the mean. Files are run in turns,
-medians are compared. `padding` is what the tiles of the layers store over what their blocks hold.
+medians are compared. `load` is the time that onnxruntime takes to open the file, in seconds.
 """
 
 import argparse
@@ -29,8 +29,12 @@ from gblr.models.vit import ViT
 COST = 0.3
 SHAPES = ((3072, 768), (768, 3072), (768, 768))
 POSITIONS = (1, 16, 197)
-PADDINGS = (1.25, 1.6)
-RUNS_PER_TURN = 3
+OPTIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    "compose=False": {"compose": False},
+    "compose=False, max_padding=1.6": {"compose": False, "max_padding": 1.6},
+}
+TURN = 0.01  # seconds of dense runs in a turn
 
 
 def random_blocks(shape: tuple[int, int], block_rank: int, relative_cost: float) -> gblr.PackedGBLR:
@@ -88,39 +92,47 @@ def session(file: Path) -> Any:
 
 def interleaved_medians(sessions: dict[str, Any], x: Tensor, repeats: int) -> dict[str, float]:
     """Median seconds of each, taken in turns of a few runs, so that a busy machine slows all alike."""
+    feed = {next(iter(sessions.values())).get_inputs()[0].name: x.numpy()}
     times: dict[str, list[float]] = {name: [] for name in sessions}
+    runs = 1
     for _ in range(repeats):
         for name, run in sessions.items():
-            feed = {run.get_inputs()[0].name: x.numpy()}
             start = time.perf_counter()
-            for _ in range(RUNS_PER_TURN):
+            for _ in range(runs):
                 run.run(None, feed)
-            times[name].append((time.perf_counter() - start) / RUNS_PER_TURN)
+            times[name].append((time.perf_counter() - start) / runs)
+        runs = max(1, round(TURN / times["dense"][-1]))
     return {name: statistics.median(seconds[len(seconds) // 5 :]) for name, seconds in times.items()}
 
 
 def measure(name: str, rank: int, model: nn.Module, inputs: list[tuple[str, Tensor]], quick: bool) -> list[dict]:
     dense = copy.deepcopy(model)
     gblr.densify_(dense)
-    cost = gblr.cost(model).relative_cost
+    head = {"model": name, "block_rank": rank, "cost": round(gblr.cost(model).relative_cost, 3)}
     with tempfile.TemporaryDirectory() as folder:
         example = (inputs[0][1],)
         exports = {"dense": gblr.export_onnx(dense, example, Path(folder) / "dense.onnx")}
-        for bound in PADDINGS:
-            exports[f"{bound}"] = gblr.export_onnx(model, example, Path(folder) / f"{bound}.onnx", max_padding=bound)
-        sessions = {key: session(export.path) for key, export in exports.items()}
+        for i, (key, options) in enumerate(OPTIONS.items()):
+            exports[key] = gblr.export_onnx(model, example, Path(folder) / f"{i}.onnx", **options)
+        loaded = {key: timed(session, export.path) for key, export in exports.items()}
+        sessions = {key: found for key, (found, _) in loaded.items()}
         rows = []
         for what, x in inputs:
             long = x.dim() == 4 and x.shape[2] == 224
             seconds = interleaved_medians(sessions, x, repeats=(5 if long else 15) if quick else (9 if long else 41))
-            for bound in map(str, PADDINGS):
-                row = {"model": name, "block_rank": rank, "cost": round(cost, 3), "max_padding": float(bound)}
-                row |= {"operators": exports[bound].num_operators, "difference": exports[bound].difference}
-                row |= {"file_ratio": round(exports[bound].num_bytes / exports["dense"].num_bytes, 3)}
-                row |= {"input": what, "time_ratio": round(seconds[bound] / seconds["dense"], 3)}
+            for key in OPTIONS:
+                row = head | {"input": what, "options": key, "operators": exports[key].num_operators}
+                row |= {"file_ratio": round(exports[key].num_bytes / exports["dense"].num_bytes, 3)}
+                row |= {"time_ratio": round(seconds[key] / seconds["dense"], 3)}
+                row |= {"load": round(loaded[key][1], 2), "dense_load": round(loaded["dense"][1], 2)}
                 rows.append(row)
-                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+                print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     return rows
+
+
+def timed(function: Callable[[Path], Any], path: Path) -> tuple[Any, float]:
+    start = time.perf_counter()
+    return function(path), time.perf_counter() - start
 
 
 def main() -> None:

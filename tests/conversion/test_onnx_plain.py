@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gblr.conversion import onnx_plain
-from gblr.conversion.onnx_layers import PlainConv2d, PlainLinear
+from gblr.conversion.onnx_layers import ComposedLayer, TiledConv2d, TiledLinear
 from gblr.conversion.onnx_plain import plain_layer
 from gblr.conversion.onnx_tiling import col_tilings, row_tilings, tile_matrix
 from gblr.layers.conv import ConvGeometry, StructuredConv2d
@@ -28,7 +28,7 @@ def random_packed(shape, num_blocks, rank, full, generator):
 
 
 def cut_at_random(choice, monkeypatch):
-    """Any tilings, and never dense."""
+    """Any tilings, however much they store."""
 
     def tilings(packed, max_padding, unit):
         s, rank = packed.structure, packed.block_rank
@@ -37,7 +37,7 @@ def cut_at_random(choice, monkeypatch):
         return choice.choice(rows), choice.choice(cols)
 
     monkeypatch.setattr(onnx_plain, "tile_matrix", tilings)
-    monkeypatch.setattr(onnx_plain, "_is_no_smaller_than_dense", lambda rows, cols: False)
+    monkeypatch.setattr("gblr.conversion.onnx_tiling.Tiling.num_stored", 0)
 
 
 def assert_same(made, layer, x):
@@ -55,8 +55,8 @@ def test_linear_layers_in_any_tiles(seed, monkeypatch):
     rank, num_blocks = choice.choice([1, 2, 3, 16]), choice.randint(0, 40)
     packed = random_packed(shape, num_blocks, rank, choice.choice([0.0, 0.2, 1.0]), generator)
     layer = StructuredLinear(packed, torch.randn(shape[0], generator=generator) if seed % 2 else None)
-    made = plain_layer(layer, 1.25)
-    assert isinstance(made, PlainLinear) and made.weight.shape == shape
+    made = plain_layer(layer, 1.25, compose=False)
+    assert isinstance(made, TiledLinear) and made.weight.shape == shape
     assert_same(made, layer, torch.randn((4, shape[1]) if seed % 3 else (2, 3, shape[1]), generator=generator))
 
 
@@ -72,8 +72,8 @@ def test_convolutions_in_any_tiles(seed, monkeypatch):
     geometry = ConvGeometry(choice.randint(1, 12), kernel, stride, padding, dilation, mode)
     packed = random_packed((choice.randint(1, 40), geometry.in_features), choice.randint(0, 20), 2, 0.2, generator)
     layer = StructuredConv2d(packed, geometry, torch.randn(packed.shape[0]) if seed % 2 else None)
-    made = plain_layer(layer, 1.25)
-    assert isinstance(made, PlainConv2d)
+    made = plain_layer(layer, 1.25, compose=False)
+    assert isinstance(made, TiledConv2d)
     assert_same(made, layer, torch.randn(2, geometry.in_channels, 11, 9, generator=generator))
 
 
@@ -87,7 +87,7 @@ def test_padding_stays_within_its_bound(rank, generator):
         fields += [width, torch.randint(0, length, (num_blocks,), generator=generator)]
     u, v = (torch.randn(rank * int(width.sum())) for width in fields[::2])
     packed = PackedGBLR(Structure(*fields), u, v, rank, shape)
-    made = plain_layer(StructuredLinear(packed), 1.25)
+    made = plain_layer(StructuredLinear(packed), 1.25, compose=False)
     sizes = [tensor.numel() for tensor in made.state_dict().values() if tensor.is_floating_point()]
     assert packed.num_params < sum(sizes) < 1.3 * packed.num_params
 
@@ -99,11 +99,39 @@ def test_full_blocks_are_two_plain_products(generator):
     assert rows.num_params + cols.num_params == packed.num_params
 
 
-def test_dense_where_that_is_no_larger_and_other_layers_as_they_are(generator):
+def test_dense_where_that_is_no_larger(generator):
     dear = StructuredLinear(random_packed((16, 12), 12, 1, 1.0, generator), torch.randn(16))
-    made = plain_layer(dear, 1.25)
-    assert isinstance(made, torch.nn.Linear)
-    assert_same(made, dear, torch.randn(3, 12))
+    for compose in (False, True):
+        made = plain_layer(dear, 1.25, compose)
+        assert isinstance(made, torch.nn.Linear)
+        assert_same(made, dear, torch.randn(3, 12))
+
+
+def test_small_layers_are_composed_and_large_ones_are_not(generator):
+    small = StructuredLinear(random_packed((96, 80), 9, 1, 0.0, generator))
+    assert isinstance(plain_layer(small, 1.25, compose=True), ComposedLayer)
+    assert isinstance(plain_layer(small, 1.25, compose=False), TiledLinear)
+    large = StructuredLinear(random_packed((1536, 768), 24, 8, 0.0, generator))
+    assert isinstance(plain_layer(large, 1.25, compose=True), TiledLinear)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_composed_layers(seed, generator):
+    choice = random.Random(seed)
+    shape, rank = (choice.randint(4, 60), choice.randint(4, 60)), choice.choice([1, 2, 3])
+    packed = random_packed(shape, choice.randint(0, 5), rank, 0.1, generator)
+    layer = StructuredLinear(packed, torch.randn(shape[0]) if seed % 2 else None)
+    made = ComposedLayer(*onnx_plain._spreads(packed), layer.bias, None)
+    assert_same(made, layer, torch.randn(2, 3, shape[1], generator=generator))
+    geometry = ConvGeometry(choice.randint(1, 5), (3, 2), (1, 2), (1, 1), padding_mode="reflect")
+    packed = random_packed((12, geometry.in_features), 3, rank, 0.1, generator)
+    layer = StructuredConv2d(packed, geometry, torch.randn(12))
+    made = ComposedLayer(*onnx_plain._spreads(packed), layer.bias, geometry)
+    assert_same(made, layer, torch.randn(2, geometry.in_channels, 9, 8, generator=generator))
+
+
+@pytest.mark.parametrize("compose", [False, True])
+def test_blocks_that_were_not_packed_are(compose, generator):
     packed = random_packed((96, 80), 3, 1, 0.0, generator)
     loose = StructuredLinear(GBLRMatrix(packed.structure, *(t[:, None] for t in packed.factors())))
-    assert_same(plain_layer(loose, 1.25), loose, torch.randn(3, 80))
+    assert_same(plain_layer(loose, 1.25, compose), loose, torch.randn(3, 80))

@@ -24,6 +24,7 @@ from gblr.layers.gaudi import GaudiModule
 from gblr.layers.structured import MatrixModule
 
 MAX_FILE_BYTES = 1_900_000_000  # a protocol buffer ends at 2 GiB; larger weights go to a file beside it
+_MAX_FOLDED = 256  # numbers: enough for shapes
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,20 @@ def export_onnx(
     *,
     dynamic_shapes: Any = None,
     max_padding: float = 1.25,
+    compose: bool = True,
     check: bool = True,
 ) -> OnnxExport:
     """Writes `model`, as it is in evaluation mode, to an ONNX file that needs no custom operator.
 
     `example_inputs` are the positional arguments of one call, as a tuple. The first axis of each tensor is dynamic;
-    `dynamic_shapes`, in the form of `torch.export`, says otherwise. Packed layers are stored in dense tiles with zeros
-    at the rims of blocks, `max_padding` times their numbers at most: more makes them faster. With `check`, outputs are
-    compared with torch's to 1e-4 of the largest, where onnxruntime is installed. The model is not changed, and after
-    an error nothing has changed at `path`.
+    `dynamic_shapes`, in the form of `torch.export`, says otherwise.
+
+    Blocks are stored in dense tiles with zeros at their rims, `max_padding` times their numbers at most: more makes
+    them faster. Layers for which one dense product is expected to be faster are stored as blocks and composed when the
+    file is loaded; `compose=False` keeps blocks in memory too.
+
+    With `check`, outputs are compared with torch's to 1e-4 of the largest, where onnxruntime is installed. The model
+    is not changed, and after an error `path` is as it was.
     """
     path = Path(path)
     _check_packages()
@@ -72,12 +78,12 @@ def export_onnx(
     if dynamic_shapes is None:
         inputs, shapes = _with_dynamic_batch(example_inputs)
     reference = _evaluation_copy(model, lambda layer: layer)
-    plain = _evaluation_copy(model, lambda layer: plain_layer(layer, max_padding))
+    plain = _evaluation_copy(model, lambda layer: plain_layer(layer, max_padding, compose))
     with torch.no_grad(), _without_noise():
         names = _output_names(reference(*inputs))
-        program: Any = torch.onnx.export(
-            plain, inputs, dynamic_shapes=shapes, output_names=names, dynamo=True, verbose=False
-        )
+        options: Any = {"dynamic_shapes": shapes, "output_names": names, "dynamo": True, "verbose": False}
+        program: Any = torch.onnx.export(plain, inputs, **options, optimize=False)
+    _optimize(program.model)
     _check_domains(program.model)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         file = Path(folder) / path.name
@@ -195,6 +201,11 @@ def _output_names(outputs: Any) -> list[str] | None:
     if isinstance(outputs, Mapping) and all(isinstance(value, Tensor) for value in outputs.values()):
         return [str(name) for name in outputs]
     return None
+
+
+def _optimize(model: Any) -> None:
+    """As torch does, but constants of some size are not folded: blocks would come back at full size."""
+    importlib.import_module("onnxscript.optimizer").optimize_ir(model, output_size_limit=_MAX_FOLDED)
 
 
 def _check_domains(model: Any) -> None:

@@ -1,4 +1,6 @@
-"""Hardened layers as plain operators, for export: dense products over tiles, and gathers between them.
+"""Hardened layers as plain operators, for export, in one of two forms.
+
+In tiles: dense products over tiles of both axes, and gathers between them.
 
     pieces = tiles of v times tiles of x      a batch of products, or a grouped convolution
     z      = sums of pieces                   gathers and sums
@@ -6,6 +8,8 @@
 
 Data is laid out as (batch, features, positions), so that a gather copies whole rows of positions; features may be in
 several axes. Reshapes leave one size open, so that the exporter need not compute shapes at run time.
+
+Composed: the dense weight, from operators on constants alone. A runtime folds them when it loads the file.
 """
 
 import math
@@ -19,7 +23,7 @@ from torch import Tensor, nn
 from gblr.layers.conv import ConvGeometry
 
 
-class PlainLayer(nn.Module):
+class TiledLayer(nn.Module):
     """What stands for a layer: z = sums(pieces(x)), y = rows(z) + bias."""
 
     bias: Tensor | None
@@ -30,7 +34,7 @@ class PlainLayer(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach())
 
 
-class PlainLinear(PlainLayer):
+class TiledLinear(TiledLayer):
     """y = W x + bias along the last axis."""
 
     def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
@@ -46,7 +50,7 @@ class PlainLinear(PlainLayer):
         return torch.empty(self.rows.length, int(self.pieces.length), device="meta")  # type: ignore[arg-type]
 
 
-class PlainConv2d(PlainLayer):
+class TiledConv2d(TiledLayer):
     """The same for every patch of an image."""
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b o h2 w2"]:
@@ -54,6 +58,52 @@ class PlainConv2d(PlainLayer):
         y = features(self.rows(self.sums(pieces.flatten(2))), self.rows.padded_length)
         y = y[:, : self.rows.length].unflatten(2, pieces.shape[2:])
         return y if self.bias is None else y + self.bias[:, None, None]
+
+
+class ComposedLayer(nn.Module):
+    """A dense layer whose file has blocks alone: W = u^T v is computed once, by whoever loads it."""
+
+    bias: Tensor | None
+
+    def __init__(self, u: "Spread", v: "Spread", bias: Float[Tensor, " out"] | None, geometry: ConvGeometry | None):
+        super().__init__()
+        self.u, self.v, self.geometry = u, v, geometry
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    @property
+    def weight(self) -> Float[Tensor, "out in"]:
+        return self.u().mT @ self.v()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.geometry is None:
+            return nn.functional.linear(x, self.weight, self.bias)
+        return self.geometry.convolve(x, self.geometry.weight(self.weight), self.bias)
+
+
+class Spread(nn.Module):
+    """Cropped contents at full length, zeros around them.
+
+    By comparing positions and gathering: a runtime folds that, while it cannot know the size of a `NonZero`.
+    """
+
+    content: Tensor
+    width: Tensor
+    location: Tensor
+
+    def __init__(self, content: Float[Tensor, " total"], width: Tensor, location: Tensor, rank: int, length: int):
+        super().__init__()
+        self.rank, self.length = rank, length
+        self.register_buffer("content", content)
+        self.register_buffer("width", width.int()[:, None, None])
+        self.register_buffer("location", location.int()[:, None, None])
+
+    def forward(self) -> Float[Tensor, "ranks length"]:
+        width, row = self.width.long(), torch.arange(self.rank, device=self.width.device)[:, None]
+        offset = (torch.arange(self.length, device=self.width.device) - self.location.long()) % self.length
+        inside = offset < width  # (k, 1, length)
+        first = (width.cumsum(0) - width) * self.rank
+        index = torch.where(inside, first + row * width + offset, 0)  # (k, rank, length)
+        return torch.where(inside, self.content[index], 0.0).flatten(0, 1)
 
 
 class LinearPieces(nn.Module):

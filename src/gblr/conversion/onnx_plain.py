@@ -6,8 +6,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gblr.conversion.onnx_layers import ConvPieces, Gather, LinearPieces, PlainConv2d, PlainLinear, Rows, Sums
-from gblr.conversion.onnx_tiling import ColTiling, RowTiling, Tiling, tile_matrix
+from gblr.conversion.onnx_layers import (
+    ComposedLayer,
+    ConvPieces,
+    Gather,
+    LinearPieces,
+    Rows,
+    Spread,
+    Sums,
+    TiledConv2d,
+    TiledLinear,
+)
+from gblr.conversion.onnx_tiling import ColTiling, RowTiling, Tiling, dense_score, tile_matrix
 from gblr.layers.conv import ConvGeometry, StructuredConv2d
 from gblr.layers.structured import MatrixModule, StructuredLinear
 from gblr.matrices.base import StructuredMatrix
@@ -17,38 +27,55 @@ from gblr.matrices.packed import PackedGBLR
 from gblr.matrices.structure import Structure
 
 
-def plain_layer(layer: MatrixModule, max_padding: float) -> nn.Module:
-    """The same layer from plain operators over tiles; the dense layer, where that is no larger.
+def plain_layer(layer: MatrixModule, max_padding: float, compose: bool) -> nn.Module:
+    """The same layer from plain operators: over tiles; or composed, where that is allowed and expected to be faster; or
+    dense, where that is no larger.
 
     Layers over other formats stay as they are: their products are plain operators already.
     """
     matrix = layer.matrix
     if isinstance(layer, StructuredLinear) and isinstance(matrix, PackedGBLR | GBLRMatrix):
-        return _plain(layer, None, max_padding).to(layer.u.device)
+        return _plain(layer, None, max_padding, compose).to(layer.u.device)
     # of low rank too: its own product would unfold all patches
     if isinstance(layer, StructuredConv2d) and isinstance(matrix, PackedGBLR | GBLRMatrix | LowRankMatrix):
-        return _plain(layer, layer.geometry, max_padding).to(layer.u.device)
+        return _plain(layer, layer.geometry, max_padding, compose).to(layer.u.device)
     return layer
 
 
-def _plain(layer: StructuredLinear | StructuredConv2d, geometry: ConvGeometry | None, max_padding: float) -> nn.Module:
+def _plain(
+    layer: StructuredLinear | StructuredConv2d, geometry: ConvGeometry | None, max_padding: float, compose: bool
+) -> nn.Module:
     packed = _packed(layer.matrix)
+    bias = None if layer.bias is None else layer.bias.cpu()
     rows, cols = tile_matrix(packed, max_padding, 1 if geometry is None else math.prod(geometry.kernel_size))
-    if _is_no_smaller_than_dense(rows, cols):
+    composed = compose and rows.score + cols.score > dense_score(packed.shape)
+    stored = packed.num_params + 2 * packed.structure.num_blocks if composed else rows.num_stored + cols.num_stored
+    if stored >= packed.shape[0] * packed.shape[1]:
         return layer.to_dense_layer()
+    if composed:
+        return ComposedLayer(*_spreads(packed), bias, geometry)
+    return _tiled(packed, rows, cols, bias, geometry)
+
+
+def _spreads(packed: PackedGBLR) -> tuple[Spread, Spread]:
+    s, rank, (out_features, in_features) = packed.structure, packed.block_rank, packed.shape
+    return (
+        Spread(packed.u, s.row_width, s.row_location, rank, out_features),
+        Spread(packed.v, s.col_width, s.col_location, rank, in_features),
+    )
+
+
+def _tiled(
+    packed: PackedGBLR, rows: RowTiling, cols: ColTiling, bias: Tensor | None, geometry: ConvGeometry | None
+) -> nn.Module:
     u, v = packed.factors()
     tiles, slots = _units(cols)
     content = _content(cols, tiles, slots, v)
     index = None if torch.equal(tiles, torch.arange(cols.num_tiles)) else tiles
-    bias = None if layer.bias is None else layer.bias.cpu()
     rest = _sums(cols, tiles, slots), _rows(rows, cols, u), bias
     if geometry is None:
-        return PlainLinear(LinearPieces(content, index, cols.length), *rest)
-    return PlainConv2d(ConvPieces(content, index, geometry), *rest)
-
-
-def _is_no_smaller_than_dense(rows: Tiling, cols: Tiling) -> bool:
-    return rows.num_stored + cols.num_stored >= rows.length * cols.length
+        return TiledLinear(LinearPieces(content, index, cols.length), *rest)
+    return TiledConv2d(ConvPieces(content, index, geometry), *rest)
 
 
 def _packed(matrix: StructuredMatrix) -> PackedGBLR:
@@ -76,14 +103,14 @@ def _units(cols: ColTiling) -> tuple[Int[Tensor, " units"], Int[Tensor, "units u
 
 
 def members(inside: Bool[Tensor, "rows columns"]) -> Int[Tensor, "rows most"]:
-    """The True columns of each row, then -1.
+    """The True columns of each row, then -1; one column at least.
 
     >>> members(torch.tensor([[False, True, True], [True, False, False]]))
     tensor([[ 1,  2],
             [ 0, -1]])
     """
     count = inside.sum(1)
-    index = inside.byte().argsort(dim=1, descending=True, stable=True)[:, : int(count.max())]
+    index = inside.byte().argsort(dim=1, descending=True, stable=True)[:, : max(1, int(count.max()))]
     return index.masked_fill(torch.arange(index.shape[1]) >= count[:, None], -1)
 
 

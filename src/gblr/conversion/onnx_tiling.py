@@ -77,17 +77,21 @@ class RowTiling(Tiling):
     @cached_property
     def batches(self) -> list[Int[Tensor, " m"]]:
         """Tiles that are computed together."""
-        return similar(self.touch.sum(0), self._slot_cost + self.rows * self.tile, _BATCH // self.thrift)
+        return similar(self._counts, self._slot_cost + self.rows * self.tile, _BATCH // self.thrift)
 
     @cached_property
     def num_slots(self) -> int:
-        return sum(len(tiles) * int(self.touch[:, tiles].sum(0).max()) for tiles in self.batches)
+        return sum(len(tiles) * int(self._counts[tiles].max()) for tiles in self.batches)
 
     @cached_property
     def score(self) -> int:
         """Estimate of the time, in stored numbers."""
         copies = self.num_slots * self._slot_cost * (self.num_tiles > 1)
         return self.num_params + copies + _PRODUCT * self.num_tiles + _BATCH * len(self.batches)
+
+    @property
+    def _counts(self) -> Int[Tensor, " tiles"]:
+        return self.touch.sum(0).clamp(min=1)  # there is no product of nothing: a tile without chunks has an empty slot
 
     @property
     def _slot_cost(self) -> int:
@@ -125,6 +129,11 @@ class ColTiling(Tiling):
     @property
     def _slot_cost(self) -> int:
         return _INDEX + 2 * _COPIED * self.rows  # pieces are written, copied and read
+
+
+def dense_score(shape: tuple[int, int]) -> int:
+    """The estimate for one product with the dense weight."""
+    return shape[0] * shape[1] + _OPERATOR
 
 
 def tile_matrix(packed: PackedGBLR, max_padding: float, col_unit: int = 1) -> tuple[RowTiling, ColTiling]:
