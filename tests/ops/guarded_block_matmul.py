@@ -81,7 +81,7 @@ def main() -> None:
             print(f"{name}: {reason}")
             continue
         cpu.declare(library)
-        cases = list(itertools.product(SHAPES, TOKENS, cpu.BYTES, STYLES))[::5]
+        cases = list(itertools.product(SHAPES, TOKENS, cpu.BYTES, STYLES))[::7]
         for at_end in (True, False):
             for case in cases:
                 check(library, pages, at_end, *case)

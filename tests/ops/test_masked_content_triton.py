@@ -61,6 +61,27 @@ def test_the_kernels_agree_with_the_definition(
             torch.testing.assert_close(got / scale, want / scale, **close)
 
 
+FAR = [2.0**24 - 1, 1 - 2.0**24, 63 * 2.0**20, -63 * 2.0**20, 2.0**30, -(2.0**31), -0.0]
+
+
+@pytest.mark.parametrize("location", FAR)
+def test_locations_far_from_the_axis_lead_to_the_same_masks(interpreted, location):
+    rest = [torch.tensor([20.0]), torch.tensor([location]), step_table(63, 3.0, torch.float32, torch.device("cpu"))]
+    content = torch.ones(1, 1, 63)
+    found = interpreted.forward(content, *rest)
+    rest[1] = torch.tensor([location % 63])
+    assert torch.equal(found, reference.forward(content, *rest))
+
+
+@pytest.mark.parametrize("location", [math.nan, math.inf, -math.inf, 1e30])
+def test_locations_that_mean_nothing_do_not_lead_out_of_the_table(interpreted, location):
+    length, table = 63, step_table(63, 3.0, torch.float32, torch.device("cpu"))
+    found = interpreted.forward(torch.ones(1, 1, length), torch.tensor([20.0]), torch.tensor([location]), table)
+    locations = torch.arange(length).float()
+    masks = reference.forward(torch.ones(length, 1, length), torch.full((length,), 20.0), locations, table)
+    assert any(torch.equal(found[0], mask) for mask in masks)
+
+
 def test_strided_contents_and_gradients_are_read_correctly(interpreted, generator):
     grad, content, *rest = inputs(4, 2, 33, 3.0, torch.float32, generator)
     strided = [t.transpose(0, 2).contiguous().transpose(0, 2) for t in (grad, content)]
