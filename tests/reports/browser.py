@@ -1,8 +1,9 @@
 """Debian's chromium, driven by playwright; nothing is downloaded.
 
-python -m tests.reports.browser runs/report-sample      # screenshots of the sample pages, to look at
+python -m tests.reports.browser runs/demo/report.html docs/images/report      # report-light.png, report-dialog.png, ...
 """
 
+import io
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,12 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
 ]  # fmt: skip
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+SECTIONS = ("tradeoff", "learning", "layers", "masks", "spectra")
 
 
 @contextmanager
@@ -28,47 +32,6 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-def shots(folder: Path) -> None:
-    """Desktop in light and dark, a phone, the dialog, print; of pages that `sample_records` wrote."""
-    with chromium() as browser:
-        for name in ("one", "three", "vit-base"):
-            for scheme in ("light", "dark"):
-                page = browser.new_page(viewport=DESKTOP, color_scheme=scheme)
-                page.goto((folder / f"{name}.html").absolute().as_uri())
-                scroll_through(page)
-                page.screenshot(path=folder / f"{name}-{scheme}.png", full_page=True)
-                page.close()
-        page = browser.new_page(viewport=PHONE, color_scheme="light", device_scale_factor=2)
-        for name in ("one", "three"):
-            page.goto((folder / f"{name}.html").absolute().as_uri())
-            scroll_through(page)
-            page.screenshot(path=folder / f"{name}-phone.png", full_page=True)
-        page.locator(".tile").nth(4).click()
-        page.screenshot(path=folder / "dialog-phone.png")
-        page.close()
-        for scheme in ("light", "dark"):
-            page = browser.new_page(viewport=DESKTOP, color_scheme=scheme)
-            page.goto((folder / "vit-base.html").absolute().as_uri())
-            page.locator(".tile").nth(10).click()
-            page.screenshot(path=folder / f"dialog-{scheme}.png")
-            for _ in range(12):
-                page.keyboard.press("ArrowRight")
-            page.screenshot(path=folder / f"dialog-block-{scheme}.png")
-            page.close()
-        page = browser.new_page(viewport=DESKTOP, color_scheme="light")
-        page.goto((folder / "one.html").absolute().as_uri())
-        page.locator("#tradeoff-chart").hover(position={"x": 260, "y": 70})
-        page.locator("#tradeoff").screenshot(path=folder / "hover-points.png")
-        page.locator("#curves .chart").first.hover(position={"x": 400, "y": 100})
-        page.locator("#learning").screenshot(path=folder / "hover-curves.png")
-        page.locator("#layer-chart").hover(position={"x": 600, "y": 200})
-        page.locator("#layers").screenshot(path=folder / "hover-layers.png")
-        page.close()
-        page = browser.new_page(viewport=DESKTOP, color_scheme="dark")
-        page.goto((folder / "one.html").absolute().as_uri())
-        page.pdf(path=folder / "one.pdf", format="A4")
-
-
 def scroll_through(page: Any) -> None:
     """Pictures are drawn when they come into view."""
     for _ in range(60):
@@ -79,5 +42,45 @@ def scroll_through(page: Any) -> None:
     page.evaluate("window.scrollTo({top: 0, behavior: 'instant'})")
 
 
+def shoot(file: Path, prefix: str) -> None:
+    """The top in light and dark, the whole page, each section, the dialog and a phone."""
+    with chromium() as browser:
+        for scheme in ("light", "dark"):
+            page = _opened(browser, file, viewport=DESKTOP, color_scheme=scheme)
+            _keep(page.screenshot(), f"{prefix}-{scheme}.png")
+            scroll_through(page)
+            _keep(page.screenshot(full_page=True), f"{prefix}-whole-{scheme}.png")
+            if page.locator(".tile").count():
+                page.locator(".tile").nth(3 % page.locator(".tile").count()).click()
+                _keep(page.screenshot(), f"{prefix}-dialog-{scheme}.png")
+                page.keyboard.press("Escape")
+        page = _opened(browser, file, viewport=DESKTOP, color_scheme="light")
+        page.evaluate("document.querySelector('.bar').style.position = 'static'")
+        scroll_through(page)
+        for name in SECTIONS:
+            if page.locator(f"#{name}").count():
+                _keep(page.locator(f"#{name}").screenshot(), f"{prefix}-{name}.png")
+        page = _opened(browser, file, viewport=PHONE, color_scheme="light")
+        scroll_through(page)
+        _keep(page.screenshot(full_page=True), f"{prefix}-phone.png")
+
+
+def _opened(browser: Any, file: Path, **options: Any) -> Any:
+    page = browser.new_page(**options)
+    page.goto(file.absolute().as_uri())
+    page.wait_for_timeout(200)
+    return page
+
+
+def _keep(shot: bytes, file: str) -> None:
+    """As PNG under 290 kB: in fewer colours, and at half the size if that is not enough."""
+    picture = Image.open(io.BytesIO(shot)).convert("RGB")
+    few = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    for smaller in (picture, few, picture.reduce(2), few.convert("RGB").reduce(2).quantize(128)):
+        smaller.save(file, optimize=True)
+        if Path(file).stat().st_size < 290_000:
+            break
+
+
 if __name__ == "__main__":
-    shots(Path(sys.argv[1]))
+    shoot(Path(sys.argv[1]), sys.argv[2])

@@ -108,6 +108,20 @@ def test_parts_of_a_record_make_a_page(part):
     assert "a run" in Outline(render_page([parse_record(LEAST | part)])).text
 
 
+def test_a_dense_run_is_not_compared_with_itself():
+    results = [{"name": "dense", "main": True, "value": 98.0, "relative_cost": 1.0, "num_params": 9, "dense_params": 9}]
+    text = Outline(render_page([parse_record(LEAST | {"results": results, "cost": 1.0})])).text
+    assert "What the model does." in text and "nothing is converted" in text
+    assert "fewer" not in text and "same as dense" not in text
+
+
+def test_a_model_that_is_slower_is_called_slower():
+    times = [("dense", 0.001, False), ("GBLR", 0.002, True)]
+    results = [{"name": name, "main": main, "seconds_per_batch": {"8": seconds}} for name, seconds, main in times]
+    text = Outline(render_page([parse_record(LEAST | {"results": results})])).text
+    assert "0.50\u00d7" in text and "slower than dense here" in text
+
+
 def test_costs_by_type_are_counted_from_layers_where_they_are_not_recorded():
     record = digits_run()
     counted = Outline(render_page([parse_record(record | {"by_type": []})])).text

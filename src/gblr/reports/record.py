@@ -128,7 +128,9 @@ class Record:
 
     @property
     def dense(self) -> Result | None:
-        return next((result for result in self.results if result.dense), None)
+        """The dense model to compare with; none in a run whose own model is dense."""
+        found = (result for result in self.results if result.dense)
+        return None if self.main is not None and self.main.dense else next(found, None)
 
 
 def load_record(path: str | Path) -> Record:

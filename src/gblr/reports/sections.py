@@ -40,6 +40,8 @@ def _summary(runs: Sequence[Run]) -> Section | None:
     if not any(run.record.results for run in runs):
         return None
     lead = "What the compressed model does, against the dense model it came from."
+    if not any(run.record.dense for run in runs):
+        lead = "What the model does."
     return Section("summary", "Summary", "Summary", lead, summary.cards(runs))
 
 
@@ -66,10 +68,12 @@ def _tradeoff(runs: Sequence[Run]) -> Section | None:
 def _learning(runs: Sequence[Run]) -> Section | None:
     if not any(run.record.history.step or run.record.history.value for run in runs):
         return None
-    lead = (
-        "Training moves the blocks and cuts their widths until the cost meets the budget; sigma sharpens the masks. "
-        "Point at a curve, or focus it and use the arrow keys, to read all of them at the same step."
-    )
+    lead = "Point at a curve, or focus it and use the arrow keys, to read all of them at the same step."
+    if any(run.record.history.budget for run in runs):
+        learned = (
+            "Training moves the blocks and cuts their widths until the cost meets the budget; sigma sharpens the masks."
+        )
+        lead = f"{learned} {lead}"
     return Section("learning", "Learning", "Learning curves", lead, tag("div", id="curves", class_="curves"))
 
 
@@ -213,7 +217,8 @@ def _plan_note(run: Run, several: bool) -> list[str]:
     if timed:
         ours = sum(layer.form_seconds[layer.form or ""] for layer in timed)
         dense = sum(layer.form_seconds["dense"] for layer in timed)
-        text += f" They take {duration(ours)} together; all dense would take {duration(dense)}."
+        text += f" They take {duration(ours)} together"
+        text += f"; all dense would take {duration(dense)}." if ours < dense else "."
     return [run.name, " ", text] if several else [text]
 
 

@@ -53,14 +53,15 @@ def command_box(command: str) -> Html:
 def _facts(record: Record) -> list[str]:
     model = record.model.get("architecture") or record.model.get("source", "")
     data = record.data.get("what") or record.data.get("source", "")
-    asked = f"{record.method} to {percent(record.cost, 0)} of the cost" if record.cost is not None else record.method
+    compressed = record.cost is not None and record.method != "dense"
+    asked = f"{record.method} at {percent(record.cost, 0)} of the cost" if compressed else record.method
     took = f"took {duration(record.seconds)}" if record.seconds is not None else ""
     return [text for text in (model, data, asked, shown_time(record.created), took) if text]
 
 
 def _machine(record: Record) -> list[str]:
     names = {"gblr": "gblr {}", "torch": "torch {}", "python": "Python {}", "platform": "{}", "cpu": "{}"}
-    names |= {"device": "device {}", "kernels": "kernels: {}", "threads": "{} threads"}
+    names |= {"device": "device {}", "kernels": "kernels: {}", "threads": "threads: {}"}
     found = [shown.format(record.environment[key]) for key, shown in names.items() if key in record.environment]
     return list(dict.fromkeys(found))
 
@@ -130,10 +131,10 @@ def _cost_entry(record: Record) -> Entry | None:
     main = record.main
     if main is None or main.relative_cost is None:
         return None
-    notes = ["of the multiplications of dense"]
-    if record.cost is not None:
-        notes = [f"asked for {percent(record.cost)}"]
-    if main.model_relative_cost is not None:
+    notes = ["of the multiplications of dense"] if record.cost is None else [f"asked for {percent(record.cost)}"]
+    if main.dense:
+        notes = ["nothing is converted"]
+    elif main.model_relative_cost is not None:
         notes.append(f"{percent(main.model_relative_cost)} of the whole model")
     return Entry(percent(main.relative_cost), notes)
 
@@ -142,7 +143,7 @@ def _params_entry(record: Record) -> Entry | None:
     main = record.main
     if main is None or main.num_params is None:
         return None
-    dense = main.dense_params or (record.dense.num_params if record.dense else None)
+    dense = record.dense.num_params if record.dense else None if main.dense else main.dense_params
     return Entry(count(main.num_params), _smaller(dense, main.num_params, "fewer", count))
 
 
@@ -165,7 +166,8 @@ def _speed_entry(record: Record) -> Entry | None:
         return None
     low, high = (factor(bound(ratios.values())) for bound in (min, max))
     notes = [_speed_note(record, batch, ratio) for batch, ratio in ratios.items()]
-    return Entry(low if low == high else f"{low[:-1]}\u2013{high}", notes)
+    slower = ["slower than dense here"] if max(ratios.values()) < 1 else []
+    return Entry(low if low == high else f"{low[:-1]}\u2013{high}", slower + notes)
 
 
 def _speed_note(record: Record, batch: int, ratio: float) -> str:
@@ -176,7 +178,7 @@ def _speed_note(record: Record, batch: int, ratio: float) -> str:
 def run_table(runs: Sequence[Run]) -> Html:
     """One row a run."""
     columns = [Column("Run", False), Column("Method", False), Column("Cost asked")]
-    columns += [Column("Cost reached"), Column("Whole model"), Column(_metric_title(runs)), Column("Against dense")]
+    columns += [Column("Cost reached"), Column(_metric_title(runs)), Column("Against dense")]
     columns += [Column("Parameters"), Column("File"), Column("Speed-up"), Column("Took")]
     return table(columns, [_run_row(run) for run in runs], "Runs side by side", sortable=True)
 
@@ -192,7 +194,6 @@ def _run_row(run: Run) -> list[Cell]:
         Cell(record.method or NONE),
         Cell(percent(record.cost), record.cost),
         Cell(percent(main.relative_cost), main.relative_cost),
-        Cell(percent(main.model_relative_cost), main.model_relative_cost),
         Cell(metric_value(main.value, record.metric), main.value, strong=True),
         Cell(change, against),
         Cell(count(main.num_params), main.num_params),

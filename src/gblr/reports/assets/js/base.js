@@ -22,7 +22,7 @@ function short(value) {
   const size = Math.abs(value);
   if (size >= 1e6) return plain(value / 1e6) + "M";
   if (size >= 1e4) return plain(value / 1e3) + "k";
-  return size > 0 && size < 1e-3 ? value.toExponential(1).replace("-", "\u2212") : plain(value);
+  return size > 0 && size < 1e-5 ? value.toExponential(1).replace("-", "\u2212") : plain(value);
 }
 function plain(value) {
   return String(Number(value.toPrecision(value >= 1000 ? 4 : 3))).replace("-", "\u2212");

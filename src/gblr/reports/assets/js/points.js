@@ -49,11 +49,12 @@ function tradeoffChart(host) {
     const better = metric.higher ? "" : ", lower is better";
     const unit = metric.unit ? `${metric.unit}${better}` : better.slice(2);
     const x = { values: points.map((point) => point.cost), zero: true, label: "cost relative to dense", format: percent, inset: 8 };
-    const y = { values: points.map((point) => point.value), label: unit ? `${metric.name} (${unit})` : metric.name };
+    const values = points.map((point) => point.value), room = 0.06 * (Math.max(...values) - Math.min(...values));
+    const y = { values: values.flatMap((value) => [value - room, value + room]), label: unit ? `${metric.name} (${unit})` : metric.name };
     const drawn = frame(host, width, clamp(width * 0.42, 260, 380), x, y);
-    const dense = points.find((point) => point.dense);
-    if (dense) node(drawn.svg, "line", { x1: drawn.left, x2: drawn.right, y1: drawn.y.at(dense.value), y2: drawn.y.at(dense.value), class: "cursor" });
-    if (several) for (const name of names) joinPoints(drawn, points.filter((point) => point.name === name));
+    const dense = new Set(points.filter((point) => point.dense).map((point) => drawn.y.at(point.value)));
+    for (const y of dense) node(drawn.svg, "line", { x1: drawn.left, x2: drawn.right, y1: y, y2: y, class: "cursor" });
+    if (several) for (const name of colours) joinPoints(drawn, points.filter((point) => point.name === name));
     const items = points.map((point) => {
       const [px, py] = [drawn.x.at(point.cost), drawn.y.at(point.value)];
       const element = mark(drawn.svg, px, py, shape(point), point.main ? 8 : 6, `${point.main || point.dense ? "mark" : "hollow"} ${className(point)}`);
