@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -74,6 +72,8 @@ def _opened(browser: Any, file: Path, **options: Any) -> Any:
 
 def _keep(shot: bytes, file: str) -> None:
     """As PNG under 290 kB: in fewer colours, and at half the size if that is not enough."""
+    from PIL import Image  # comes with matplotlib; tests skip without it
+
     picture = Image.open(io.BytesIO(shot)).convert("RGB")
     few = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     for smaller in (picture, few, picture.reduce(2), few.convert("RGB").reduce(2).quantize(128)):
