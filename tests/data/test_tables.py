@@ -120,7 +120,7 @@ def test_without_a_network_the_hub_says_what_to_do(monkeypatch):
         raise ConnectionError("no route\nmore")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    with pytest.raises(OSError, match=r"no file or folder here.*no route Check the spelling.*give their folder"):
+    with pytest.raises(OSError, match=r"no file or folder here.*no route. Check the spelling.*give their folder"):
         read_hub("someone/texts")
 
 

@@ -108,6 +108,8 @@ def test_what_cannot_be_found_says_what_was_tried(tmp_path):
         load_model("nobody/nothing")
     with pytest.raises(FileNotFoundError, match="there is no directory"):
         load_model(str(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError, match=r"A model is a directory"):
+        load_model("./absent")
     (tmp_path / "weights.pt").write_text("")
     with pytest.raises(FileNotFoundError, match=r"no config.json \(it has weights.pt\)"):
         load_model(str(tmp_path))

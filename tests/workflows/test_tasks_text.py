@@ -217,10 +217,11 @@ def test_pairs_need_an_encoder(language_model, tmp_path):
 
 
 def test_sources_that_are_not_understood(encoder, tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"there is no .*absent.txt. Data is digits, cifar10:DIR"):
-        load_task(str(tmp_path / "absent.txt"), encoder)
+    for absent in (str(tmp_path / "absent"), "absent.txt", "./absent", "absent.csv"):
+        with pytest.raises(FileNotFoundError, match=r"there is no .*absent.*. Data is digits, cifar10:DIR"):
+            load_task(absent, encoder)
     (tmp_path / "numbers.csv").write_text("1,2")
-    with pytest.raises(ValueError, match=r"understood \(.csv\)"):
+    with pytest.raises(ValueError, match=r"understood \(numbers.csv\)"):
         load_task(str(tmp_path / "numbers.csv"), encoder)
     (tmp_path / "d").mkdir()
     with pytest.raises(ValueError, match="it is empty"):

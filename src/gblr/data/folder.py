@@ -19,12 +19,6 @@ class FoundPictures:
     classes: tuple[str, ...]
 
 
-def has_images(folder: Path) -> bool:
-    """Looks at most three levels deep: split, class, name."""
-    deep = chain(folder.glob("*"), folder.glob("*/*"), folder.glob("*/*/*"))
-    return any(file.suffix.lower() in SUFFIXES for file in deep)
-
-
 def read_image_folder(folder: str | Path, class_order: tuple[str, ...] | None = None) -> FoundPictures:
     """Images as torchvision's ImageFolder has them, below `folder` or below its subfolders train and test (or val).
 

@@ -56,9 +56,10 @@ def read_hub(name: str) -> dict[str, Any]:
     except (OSError, ValueError, RuntimeError) as error:
         offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "")
         where = "in the local cache (HF_HUB_OFFLINE is set)" if offline else "on the Hugging Face hub"
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise OSError(
-            f"{name} is no file or folder here, and looking for it {where} failed: {str(error).splitlines()[0]} Check "
-            "the spelling, or download its parquet files where there is a network and give their folder."
+            f"{name} is no file or folder here, and looking for it {where} failed: {reason}. Check the spelling, or "
+            "download its parquet files where there is a network and give their folder."
         ) from error
     tables = {str(split): part.data.table for split, part in found.items()}
     return {split: parts[0] for split, parts in by_split(tables.items()).items()}

@@ -42,6 +42,7 @@ class TextSet(Dataset):
     tokenizer: Any
     max_length: int
     labels: Int[Tensor, " n"] | None = None
+    names: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids")  # of what the model takes
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -49,7 +50,7 @@ class TextSet(Dataset):
     def inputs(self, index: Sequence[int]) -> dict[str, Tensor]:
         texts = [self.texts[i] for i in index]
         made = self.tokenizer(texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
-        return dict(made)
+        return {name: made[name] for name in self.names if name in made}
 
     def order(self) -> list[int]:
         """Short texts first: read so, they need little padding."""

@@ -20,7 +20,7 @@ _AUTO_CLASSES = {
 }
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece.model", "sentencepiece*", "*.tiktoken", "merges.txt")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def load_hugging_face(source: str, task: str | None, dtype: torch.dtype | None) -> LoadedModel:
@@ -155,13 +155,13 @@ def _config(transformers: Any, place: str, source: str) -> Any:
 
 
 def _unreachable(source: str, error: Exception) -> OSError:
-    reason = str(error).strip().splitlines()[0]
+    reason = str(error).strip().splitlines()[0].rstrip(".")
     if Path(source).expanduser().is_dir():
-        return OSError(f"{source} cannot be read as a model of transformers: {reason}")
+        return OSError(f"{source} cannot be read as a model of transformers: {reason}.")
     offline = any(os.environ.get(name, "0") not in ("0", "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     where = "in the local cache (HF_HUB_OFFLINE is set)" if offline else "on the Hugging Face hub"
     return OSError(
-        f"{source} is no directory here, and looking for it {where} failed: {reason} Check the spelling, or "
+        f"{source} is no directory here, and looking for it {where} failed: {reason}. Check the spelling, or "
         "download the model where there is a network and give its directory."
     )
 

@@ -128,10 +128,10 @@ def _try(loaded: LoadedModel, images: PreparedImages, source: str) -> Tensor:
             return main_output(call(loaded.model, batch.to(loaded.device)))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shape = ", ".join(map(str, batch.shape[1:]))
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ValueError(
-            f"{loaded.architecture} cannot take the images of {source}, (batch, {shape}): {str(error).splitlines()[0]} "
-            "If it needs another size, give the model the attributes `image_size` and `in_channels`, to which images "
-            "are then fitted."
+            f"{loaded.architecture} cannot take the images of {source}, (batch, {shape}): {reason}. If it needs "
+            "another size, give the model the attributes `image_size` and `in_channels`, to which images are fitted."
         ) from error
 
 

@@ -1,12 +1,14 @@
 """`load_task`: whatever a user calls data, as a task for a model."""
 
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gblr.data import cifar
 from gblr.data.digits import load_digits
-from gblr.data.folder import has_images, read_image_folder
+from gblr.data.folder import read_image_folder
+from gblr.data.pictures import SUFFIXES
 from gblr.data.splits import train_and_test
 from gblr.data.tables import read_hub, read_parquet
 from gblr.data.text import is_text, read_texts
@@ -22,7 +24,10 @@ FORMS = (
     "digits, cifar10:DIR, a folder of images (one subfolder a class), a text file or folder (.txt, .jsonl), a parquet "
     "file or folder, or the id of a Hugging Face data set (or id:configuration)"
 )
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
+_TABLES = frozenset({".parquet"})
+_OTHERS = frozenset({".csv", ".tsv", ".json", ".zip", ".gz", ".tar", ".npz", ".arrow"})  # files, but none of ours
+_LOOK_AT = 1000  # files of a folder that decide what it is
 
 
 def load_task(
@@ -47,7 +52,7 @@ def load_task(
     path = Path(source).expanduser()
     if path.exists():
         return _from_disk(path, request)
-    if not _HUB_ID.fullmatch(source) or path.suffix:
+    if not _HUB_ID.fullmatch(source) or is_text(path) or path.suffix.lower() in _TABLES | SUFFIXES | _OTHERS:
         raise FileNotFoundError(f"there is no {source}. Data is {FORMS}.")
     return table_task(read_hub(source), request)
 
@@ -63,14 +68,16 @@ def _cifar10(folder: str) -> ImageData:
 
 
 def _from_disk(path: Path, request: Request) -> Task:
-    if path.suffix == ".parquet" or (path.is_dir() and any(path.rglob("*.parquet"))):
+    files = [path] if path.is_file() else list(islice((file for file in path.rglob("*") if file.is_file()), _LOOK_AT))
+    suffixes = {file.suffix.lower() for file in files}
+    if suffixes & _TABLES:
         return table_task(read_parquet(path), request)
-    if path.is_dir() and has_images(path):
+    if path.is_dir() and suffixes & SUFFIXES:
         return image_task(_folder(path, request.loaded), request)
-    if is_text(path) or (path.is_dir() and any(is_text(file) for file in path.rglob("*"))):
+    if any(is_text(file) for file in files):
         return text_task(*_texts(path, request.loaded), request)
-    some = ", ".join(sorted(file.name for file in path.iterdir())[:5]) if path.is_dir() else path.suffix or "no suffix"
-    raise ValueError(f"{request.source} is no data that is understood ({some or 'it is empty'}). Data is {FORMS}.")
+    some = ", ".join(file.name for file in files[:5]) or "it is empty"
+    raise ValueError(f"{request.source} is no data that is understood ({some}). Data is {FORMS}.")
 
 
 def _folder(path: Path, loaded: LoadedModel) -> ImageData:

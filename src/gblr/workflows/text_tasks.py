@@ -1,5 +1,6 @@
 """Tasks of whole texts: classification, or being like the dense model where there are no labels."""
 
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -65,7 +66,9 @@ def text_accuracy(model: nn.Module, texts: TextSet) -> float:
 
 
 def text_set(texts: list[str], loaded: LoadedModel, labels: Tensor | None = None) -> TextSet:
-    return TextSet(texts, loaded.tokenizer, min(_LENGTH, loaded.max_length or _LENGTH), labels)
+    known = inspect.signature(loaded.model.forward).parameters
+    names = tuple(name for name in ("input_ids", "attention_mask", "token_type_ids") if name in known)
+    return TextSet(texts, loaded.tokenizer, min(_LENGTH, loaded.max_length or _LENGTH), labels, names)
 
 
 def _check_scores(loaded: LoadedModel, texts: TextSet, num_classes: int, source: str) -> None:
