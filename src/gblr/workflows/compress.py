@@ -15,7 +15,7 @@ from typing import Any
 from gblr.conversion.cost import cost
 from gblr.conversion.planner import as_call
 from gblr.models.load import LoadedModel
-from gblr.training.atomic import write_json
+from gblr.reports.record import save_record
 from gblr.workflows.describe import describe_layers, describe_types, environment
 from gblr.workflows.settings import TITLES, Settings, claim
 from gblr.workflows.tasks import Task
@@ -49,7 +49,7 @@ def compress(
     record = make_record(settings, loaded, task, variants, times, command)
     record["seconds"] = round(time.monotonic() - begin, 1)
     _keep(variants[settings.method], out)
-    write_json(out / "run.json", record)
+    save_record(record, out)
     return record
 
 

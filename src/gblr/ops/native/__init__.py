@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-ABI = 1  # raised with every change to a C function; a library built before it is not used
+ABI = 2  # raised with every change to a C function; a library built before it is not used
 _CHOICES = {"AVX512": ("avx512", "avx2"), "AVX2": ("avx2",)}
 
 
