@@ -8,34 +8,17 @@ import torch
 
 from gblr.cli.app import app
 from gblr.workflows.variants import Variant
-from tests.shape_hook import shapes_unchecked
+from tests.cli.conftest import TINY
 
-TINY = ("--data", "digits", "--max-train", 128, "--max-eval", 60, "--threads", 1)
 COMMANDS = ("compress", "train", "inspect", "report", "bench", "export", "reproduce")
 
 
-@pytest.fixture(autouse=True)
-def quick():
-    with shapes_unchecked():
-        yield
-
-
-@pytest.fixture
-def small(gblr):
-    """A run to look at."""
-    ended = gblr(
-        "compress", "vit:digits", *TINY, "--cost", 0.3, "--train", 0.5, "--baseline", "low-rank", "--out", "small"
-    )
-    assert ended.code == 0, ended.err
-    return ended
-
-
-def test_a_model_is_compressed_compared_and_kept(gblr, small, tmp_path):
+def test_a_model_is_compressed_compared_and_kept(small):
     for word in ("18 layers to convert", "[1/3] dense", "[2/3] GBLR", "[3/3] low rank", "image classification"):
         assert word in small.err
-    for word in ("accuracy", "parameters", "GBLR, learned", "low rank", "dense", "gblr report small"):
+    for word in ("accuracy", "parameters", "GBLR, learned", "low rank", "dense", "gblr report "):
         assert word in small.out
-    record = json.loads((tmp_path / "small" / "run.json").read_text())
+    record = json.loads((small.folder / "run.json").read_text())
     dense, learned, low_rank = record["results"]
     assert learned["main"] and learned["relative_cost"] <= 0.3 and low_rank["relative_cost"] <= 0.3
     assert dense["file_bytes"] > learned["file_bytes"] and learned["num_params"] < dense["num_params"]
@@ -45,20 +28,20 @@ def test_a_model_is_compressed_compared_and_kept(gblr, small, tmp_path):
 
 
 def test_a_run_is_inspected_timed_exported_and_reported(gblr, small, tmp_path):
-    ended = gblr("inspect", "small")
+    ended = gblr("inspect", small.folder)
     assert ended.code == 0 and "blocks.2.fc2" in ended.out and "by layer type" in ended.out
-    found = json.loads(gblr("inspect", "small", "--json").out)
+    found = json.loads(gblr("inspect", small.folder, "--json").out)
     assert len(found["layers"]) == 18 and {row["type"] for row in found["types"]} >= {"q", "fc1"}
-    ended = gblr("bench", "small", "--batch", 2, "--json")
+    ended = gblr("bench", small.folder, "--batch", 2, "--json")
     assert json.loads(ended.out)["rows"][0]["speedup"] > 0
-    assert gblr("bench", "small", "--batch", 2).out.count("speed-up") == 1
-    ended = gblr("export", "small", "--out", "model.onnx", "--json")
+    assert gblr("bench", small.folder, "--batch", 2).out.count("speed-up") == 1
+    ended = gblr("export", small.folder, "--out", "model.onnx", "--json")
     assert json.loads(ended.out)["difference"] < 1e-4 and (tmp_path / "model.onnx").stat().st_size > 1000
-    assert gblr("export", "small", "--format", "torch").code == 0
-    program = torch.export.load(tmp_path / "small" / "model.pt2").module()
+    assert gblr("export", small.folder, "--format", "torch").code == 0
+    program = torch.export.load(small.folder / "model.pt2").module()
     assert program(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-    ended = gblr("report", "small")
-    assert ended.code == 0 and "<html" in (tmp_path / "small" / "report.html").read_text()
+    ended = gblr("report", small.folder)
+    assert ended.code == 0 and "<html" in (small.folder / "report.html").read_text()
 
 
 def test_a_stopped_run_continues_with_the_same_command(gblr, monkeypatch, tmp_path):
@@ -82,10 +65,10 @@ def test_a_stopped_run_continues_with_the_same_command(gblr, monkeypatch, tmp_pa
 
 
 def test_another_run_in_the_same_folder_is_refused_and_harms_nothing(gblr, small, tmp_path):
-    before = (tmp_path / "small" / "run.json").read_bytes()
-    ended = gblr("compress", "vit:digits", *TINY, "--cost", 0.5, "--out", "small")
+    before = (small.folder / "run.json").read_bytes()
+    ended = gblr("compress", "vit:digits", *TINY, "--cost", 0.5, "--out", small.folder)
     assert ended.code == 1 and "holds another run" in ended.err and "cost was 0.3" in ended.err
-    assert (tmp_path / "small" / "run.json").read_bytes() == before
+    assert (small.folder / "run.json").read_bytes() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     assert "not empty" in gblr("compress", "vit:digits", *TINY, "--out", "mine").err
@@ -108,13 +91,13 @@ def test_structure_is_learned_from_scratch_by_a_recipe(gblr, tmp_path):
     (tmp_path / "recipe.toml").write_text(recipe)
     ended = gblr("train", "--recipe", "recipe.toml", "--epochs", 1, "--threads", 1, "--json", "--out", "scratch")
     record = json.loads(ended.out)
-    assert record["results"][0]["relative_cost"] <= 0.25 and record["history"]["sigma"][0] < 4
+    assert record["results"][0]["relative_cost"] <= 0.25 and record["history"]["sigma"][0] < 30
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("compress", "vit:digits", "--data", "nothing-here"), 1, "nothing-here"),
+        (("compress", "vit:digits", "--data", "no/such/images.parquet"), 1, "no/such/images.parquet"),
         (("compress", "no/such/model", "--data", "digits"), 1, "no/such/model"),
         (("compress", "vit:digits", "--data", "digits", "--cost", "30"), 1, "fraction"),
         (("compress", "vit:digits", "--data", "digits", "--method", "magic"), 1, "low-rank"),
@@ -158,5 +141,5 @@ def test_the_examples_of_the_help_work_when_pasted(gblr):
         assert ended.code == 0, (example, ended.err)
 
 
-def test_output_has_no_colour_where_there_is_no_terminal(gblr, small):
+def test_output_has_no_colour_where_there_is_no_terminal(small):
     assert "\x1b[" not in small.out + small.err
