@@ -16,7 +16,6 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from gblr.conversion import export_onnx as exporting
 from gblr.conversion.convert import convert_
 from gblr.conversion.export_onnx import export_onnx
 from gblr.conversion.filters import conv_layers, linear_layers
@@ -226,7 +225,7 @@ def test_one_example_gives_a_dynamic_batch_and_shapes_can_be_chosen(tmp_path):
 
 
 def test_large_weights_go_to_a_file_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "MAX_FILE_BYTES", 10_000)
+    monkeypatch.setattr("gblr.conversion.onnx_file.MAX_FILE_BYTES", 10_000)
     path = tmp_path / "model.onnx"
     report = export(nn.Linear(64, 64), (torch.randn(2, 64),), path)
     files = sorted(file.name for file in tmp_path.iterdir())

@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gblr.conversion.onnx_check import difference_to_torch
+from gblr.conversion.onnx_file import check_domains, optimize, save
 from gblr.conversion.onnx_plain import plain_layer
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.structured import MatrixModule
-
-MAX_FILE_BYTES = 1_900_000_000  # a protocol buffer ends at 2 GiB; larger weights go to a file beside it
-_MAX_FOLDED = 256  # numbers: enough for shapes
 
 
 @dataclass(frozen=True)
@@ -83,11 +81,11 @@ def export_onnx(
         names = _output_names(reference(*inputs))
         options: Any = {"dynamic_shapes": shapes, "output_names": names, "dynamo": True, "verbose": False}
         program: Any = torch.onnx.export(plain, inputs, **options, optimize=False)
-    _optimize(program.model)
-    _check_domains(program.model)
+        optimize(program.model)
+    check_domains(program.model)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         file = Path(folder) / path.name
-        _save(program, file)
+        save(program, file)
         difference = None
         if check and importlib.util.find_spec("onnxruntime"):
             difference = difference_to_torch(file, reference, _samples(inputs, dynamic_shapes))
@@ -174,7 +172,9 @@ def _evaluation_copy(model: nn.Module, replace: Callable[[MatrixModule], nn.Modu
 
 @contextlib.contextmanager
 def _without_noise() -> Iterator[None]:
-    """torch's exporter warns of its own deprecated calls, and of torchvision where that is absent."""
+    """torch's exporter warns of its own deprecated calls and of torchvision where that is absent, its optimizer of
+    infinities in constants.
+    """
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -182,6 +182,7 @@ def _without_noise() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", RuntimeWarning)
             warnings.filterwarnings("ignore", ".*axis name: .* will not be used")
             yield
     finally:
@@ -201,35 +202,6 @@ def _output_names(outputs: Any) -> list[str] | None:
     if isinstance(outputs, Mapping) and all(isinstance(value, Tensor) for value in outputs.values()):
         return [str(name) for name in outputs]
     return None
-
-
-def _optimize(model: Any) -> None:
-    """As torch does, but constants of some size are not folded: blocks would come back at full size."""
-    importlib.import_module("onnxscript.optimizer").optimize_ir(model, output_size_limit=_MAX_FOLDED)
-
-
-def _check_domains(model: Any) -> None:
-    foreign = sorted({f"{node.domain}::{node.op_type}" for node in model.graph.all_nodes() if node.domain})
-    if foreign or model.functions:
-        raise RuntimeError(f"the model has operators that plain ONNX does not know: {', '.join(foreign)}.")
-
-
-def _save(program: Any, file: Path) -> None:
-    onnx = importlib.import_module("onnx")
-    _strip(program.model)
-    size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())
-    program.save(file, external_data=size > MAX_FILE_BYTES)
-    onnx.checker.check_model(str(file), full_check=True)
-
-
-def _strip(model: Any) -> None:
-    """Without the exporter's notes on where in the source each operator comes from: 2 kB for each, with paths."""
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
-        for value in node.outputs:
-            value.metadata_props.clear()
-    for owner in (model, model.graph, *model.graph.inputs, *model.graph.initializers.values()):
-        owner.metadata_props.clear()
 
 
 def _published(model: Any, file: Path, path: Path, difference: float | None) -> OnnxExport:
