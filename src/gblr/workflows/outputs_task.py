@@ -33,7 +33,8 @@ def outputs_task(train: Samples, test: Samples, what: str, request: Request, bat
 class DenseOutputs:
     """A loss: the squared error of a model's outputs to those of the dense model, relative to the size of the latter.
 
-    Keeps a copy of the dense model, as the one given is likely to be converted in place. Padding counts nothing.
+    Keeps a copy of the dense model, as the one given is likely to be converted in place. Padding counts nothing, and
+    dropout is off: it would be an error that nothing can learn away.
     """
 
     def __init__(self, dense: nn.Module):
@@ -41,6 +42,7 @@ class DenseOutputs:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+        _without_dropout(model)
         found = main_output(call(model, inputs))
         if device_of(self.dense) != found.device:
             self.dense.to(found.device)
@@ -48,6 +50,13 @@ class DenseOutputs:
             wanted = main_output(call(self.dense, inputs))
         mask = _mask(inputs, wanted)
         return relative_error(found.float(), wanted.float(), mask)
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """All but the layers of gblr as in evaluation; attention has a dropout of its own besides the modules for it."""
+    for module in model.modules():
+        if type(module).__module__.split(".")[0] != "gblr":
+            module.training = False
 
 
 def relative_error(
