@@ -85,7 +85,7 @@ class Machine:
 
     def bytes_per_second(self, size: int) -> float:
         """Of reading `size` bytes again and again, from the caches where they fit."""
-        a, b = torch.randn(2, max(1, size // 8))
+        a, b = (torch.randn(max(1, size // 8)) for _ in range(2))  # both aligned
         return 8 * len(a) / min(_time(lambda: torch.dot(a, b), 5) for _ in range(60))
 
     def floor(self, layer: StructuredLinear, batch: int) -> float:

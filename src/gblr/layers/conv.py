@@ -163,7 +163,7 @@ class StructuredConv2d(MatrixModule):
 
     def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
         patches, (height, width) = self.geometry.unfold(x)
-        y = self._product(patches, self.bias)
+        y = self._product(patches)
         return y.mT.unflatten(-1, (height, width))
 
     def to_dense_layer(self) -> nn.Conv2d:

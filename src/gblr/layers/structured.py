@@ -51,10 +51,11 @@ class MatrixModule(PreparedModule):
         """The vectors that the matrix is applied to, of what the layer is given."""
         return x
 
-    def _product(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"]:
+    def _product(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
         """W x + bias for every vector along the last axis of `x`."""
-        if (y := self.quick(x, bias)) is not None:
+        if (y := self.quick(x)) is not None:
             return y
+        bias = self.bias
         if x.dim() and x.shape[-1] == self.in_features and (y := self.multiply(x, bias)) is not None:
             return y
         matrix = self.matrix
@@ -116,7 +117,7 @@ class StructuredLinear(MatrixModule):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
     def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
-        return self._product(x, self.bias)
+        return self._product(x)
 
     def to_dense_layer(self) -> nn.Linear:
         """The same layer as a plain `nn.Linear`."""

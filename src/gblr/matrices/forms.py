@@ -135,6 +135,6 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 def _marks(u: Tensor, v: Tensor) -> tuple[int, ...]:
-    if u.is_inference() or v.is_inference():
+    if u.is_inference() or v.is_inference():  # asked, since the error that they would raise takes 50 us
         return u.data_ptr(), v.data_ptr()
     return u.data_ptr(), v.data_ptr(), u._version, v._version

@@ -6,6 +6,11 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+_tracing_state = torch._C._get_tracing_state
+_num_modes = torch._C._len_torch_dispatch_stack
+_innermost_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def can_read_values(*tensors: Tensor) -> bool:
@@ -28,10 +33,10 @@ def is_plain_eager() -> bool:
     # torch has no public names for most of them; these have been stable since 2.0
     return (
         not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None  # of torch.jit.trace
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch.autograd.forward_ad._current_level < 0
+        and _tracing_state() is None  # of torch.jit.trace
+        and not _num_modes()
+        and _innermost_transform() is None
+        and forward_ad._current_level < 0
     )
 
 

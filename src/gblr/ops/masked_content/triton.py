@@ -18,9 +18,10 @@ _MAX_TILE = 1024  # elements of a row at a time; most axes fit into one to three
 @triton.jit
 def _row_starts(width_ptr, location_ptr, block, length):
     """Where the runs for l and for l + w begin in the table."""
-    location = tl.load(location_ptr + block).to(tl.float32)
-    location -= tl.floor(location / length) * length
-    rise = 2 * length - location.to(tl.int32)
+    # In whole numbers: a quotient in float32 may be off for large locations, and lead out of the table.
+    location = tl.load(location_ptr + block).to(tl.int32) % length  # of either sign, as in C
+    location = tl.where(location < 0, location + length, location)
+    rise = 2 * length - location
     return rise, rise - tl.load(width_ptr + block).to(tl.int32)
 
 
