@@ -2,6 +2,7 @@
 
     python examples/learn_digits.py                 # dense, learned structure and low rank; a few minutes on two cores
     python examples/learn_digits.py --seeds 3       # means over seeds, as in docs/results/digits.json
+    python examples/learn_digits.py --smoke         # one epoch, to see that it works
 
 The images are scikit-learn's handwritten digits, which ship with the package (`pip install 'gblr[demo,hf]'`).
 """
@@ -35,7 +36,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("runs/digits"))
+    parser.add_argument("--smoke", action="store_true", help="one epoch, one seed")
     args = parser.parse_args()
+    if args.smoke:
+        args.epochs, args.seeds = 1, 1
     rows = [run(method, seed, args.epochs) for method in METHODS for seed in range(args.seeds)]
     for method in METHODS:
         mine = [row for row in rows if row["method"] == method]

@@ -1,6 +1,9 @@
-"""Draws Figures 1, 2, 3 and 7 of the paper with gblr, and the baselines beside them. Takes a few seconds.
+"""Draws Figures 1, 2, 3 and 7 of the paper with gblr, and the baselines beside them.
 
-python examples/paper_figures.py --out runs/demo
+    python examples/paper_figures.py --out runs/figures
+    python examples/paper_figures.py --smoke            # small pictures, to see that it works
+
+Takes a few seconds.
 """
 
 import argparse
@@ -148,9 +151,11 @@ PICTURES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="runs/demo", help="folder for the PNG files (runs/demo)")
+    parser.add_argument("--out", default="runs/figures", help="folder for the PNG files (runs/figures)")
     parser.add_argument("--dpi", type=int, default=110, help="dots per inch, 20 to 600 (110)")
+    parser.add_argument("--smoke", action="store_true", help="small pictures")
     args = parser.parse_args()
+    args.dpi = 30 if args.smoke else args.dpi
     if not 20 <= args.dpi <= 600:
         parser.error(f"--dpi must lie between 20 and 600; got {args.dpi}")
     if not args.out.strip():

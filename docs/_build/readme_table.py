@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from results_tables import COMMANDS, RESULTS, Record, cifar10, spearman_by_cost
+from results_tables import COMMANDS, RESULTS, Record, cifar10, markdown_table, spearman_by_cost
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -27,7 +27,21 @@ def by_projection(record: Record) -> str:
     return cifar10({"rows": [row for row in record["rows"] if row["budget"] == "projection"]})
 
 
-TABLES: dict[str, Callable[[Record], str]] = {"minilm-stsb.json": calibrated, "cifar10-learning.json": by_projection}
+def cpu_by_batch(record: Record) -> str:
+    """Time over dense, one line per matrix, one column per batch; targets and floors are left to docs/cpu.md."""
+    batches = sorted({row["batch"] for row in record["rows"]})
+    lines: dict[str, dict[int, str]] = {}
+    for row in record["rows"]:
+        lines.setdefault(row["case"], {})[row["batch"]] = f"{row['ratio']:.2f}"
+    rows = [[case, *(cells.get(batch, "") for batch in batches)] for case, cells in lines.items()]
+    return markdown_table(["matrix", *(f"batch {batch}" for batch in batches)], rows, num_left=1)
+
+
+TABLES: dict[str, Callable[[Record], str]] = {
+    "minilm-stsb.json": calibrated,
+    "cifar10-learning.json": by_projection,
+    "cpu.json": cpu_by_batch,
+}
 
 
 def markers(file: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""`make demo`: the script behind it, from its command line to its files."""
+"""The script that draws the figures of the paper, from its command line to its files."""
 
 import runpy
 import sys
@@ -14,7 +14,7 @@ def run(monkeypatch, *arguments):
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
-def test_the_demo_draws_the_figures_and_says_where(tmp_path, monkeypatch, capsys):
+def test_the_script_draws_the_figures_and_says_where(tmp_path, monkeypatch, capsys):
     out = tmp_path / "new" / "folder"
     run(monkeypatch, "--out", str(out), "--dpi", "30")
     printed = capsys.readouterr().out
@@ -38,4 +38,4 @@ def test_help_shows_the_command(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         run(monkeypatch, "--help")
     assert stop.value.code == 0
-    assert "python examples/paper_figures.py --out runs/demo" in capsys.readouterr().out
+    assert "python examples/paper_figures.py --out runs/figures" in capsys.readouterr().out
