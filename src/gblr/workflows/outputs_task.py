@@ -98,7 +98,7 @@ def mean_cosine(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> float:
 
 
 def distillation_defaults(num_train: int) -> dict[str, Any]:
-    """MiniLM at cost 0.3, low rank, 40 steps: Spearman on STS-B rises from 0.761 to 0.773 with 1e-4, 0.784 with 3e-4."""
+    """MiniLM, low rank at cost 0.3, 40 steps: Spearman on STS-B goes from 0.761 to 0.773 by 1e-4, 0.784 by 3e-4."""
     return {"lr": 3e-4, "structure_lr": 1e-3, "batch_size": min(32, num_train), "epochs": 3.0, "warmup": 0.1}
 
 

@@ -48,7 +48,8 @@ def text_class_task(train: LabelledTexts, test: LabelledTexts | None, num_classe
         what=f"{len(train_set)} training and {len(test_set)} test texts, {num_classes} classes",
         metric="accuracy", unit="%", higher_is_better=True,
         samples=train_set, train_data=train_set, eval_data=test_set,
-        score=lambda model: text_accuracy(model, test_set), train_defaults=distillation_defaults(len(train_set)) | {"lr": 1e-4},
+        score=lambda model: text_accuracy(model, test_set),
+        train_defaults=distillation_defaults(len(train_set)) | {"lr": 1e-4},
         seed=seed, device=loaded.device,
     )  # fmt: skip
 
