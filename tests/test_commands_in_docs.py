@@ -24,9 +24,11 @@ from tests.shape_hook import shapes_unchecked
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MARK = re.compile(r"^<!-- runnable -->$", re.MULTILINE)
 BLOCK = re.compile(r"^(<!-- runnable -->\n)?```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`((?:gblr|make|python|torchrun|pip) [^`\n]+)`(?!`)")
-FILE_BLOCK = re.compile(r'^```python title="([\w./]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+FILE_MARK = re.compile(r"^<!-- runnable -->$", re.MULTILINE)
+BLOCK = re.compile(r'^```python title="([\w./]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 PLAIN_PROGRAMS = {".", "cd", "git"}  # nothing of ours to check
 TORCHRUN_OPTIONS = {"--standalone", "--nproc_per_node"}
 
@@ -223,7 +225,7 @@ def test_the_page_of_the_command_line_has_every_option(name):
 # -- runnable blocks run -----------------------------------------------------------------------------------------------
 
 
-RUNNABLE = [page for page in PAGES if "<!-- runnable -->" in page.read_text()]
+RUNNABLE = [page for page in PAGES if MARK.search(page.read_text())]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=ids)
@@ -273,4 +275,4 @@ def run_gblr(words: list[str], output: Path, monkeypatch) -> int:
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_marks_stand_above_a_block_of_commands(page):
     text = page.read_text()
-    assert text.count("<!-- runnable -->") == sum(bool(mark) for mark, _, _ in BLOCK.findall(text))
+    assert len(MARK.findall(text)) == sum(bool(mark) for mark, _, _ in BLOCK.findall(text))
