@@ -142,7 +142,10 @@ def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json
     out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
     show.say(f"loading {settings.model}")
     loaded = open_model(settings.model)
-    if loaded.note and not settings.from_scratch:
+    loaded.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    if settings.from_scratch:
+        loaded.pretrained = False  # rates and augmentation for training, not for tuning
+    elif loaded.note:
         show.say(f"note: {loaded.note}")
     show.say(f"loading {settings.data}")
     limits = {"max_train": settings.max_train, "max_eval": settings.max_eval}

@@ -49,6 +49,8 @@ def compress(
     record = make_record(settings, loaded, task, variants, times, command)
     record["seconds"] = round(time.monotonic() - begin, 1)
     _keep(variants[settings.method], out)
+    if loaded.tokenizer is not None and hasattr(loaded.tokenizer, "save_pretrained"):
+        loaded.tokenizer.save_pretrained(out / "model")  # so that the folder can be opened alone
     save_record(record, out)
     return record
 
