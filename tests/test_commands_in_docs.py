@@ -27,8 +27,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 MARK = re.compile(r"^<!-- runnable -->$", re.MULTILINE)
 BLOCK = re.compile(r"^(<!-- runnable -->\n)?```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`((?:gblr|make|python|torchrun|pip) [^`\n]+)`(?!`)")
-FILE_MARK = re.compile(r"^<!-- runnable -->$", re.MULTILINE)
-BLOCK = re.compile(r'^```python title="([\w./]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+FILE_BLOCK = re.compile(r'^```python title="([\w./]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 PLAIN_PROGRAMS = {".", "cd", "git"}  # nothing of ours to check
 TORCHRUN_OPTIONS = {"--standalone", "--nproc_per_node"}
 
