@@ -2,8 +2,8 @@
 
     python benchmarks/bench_onnx.py --out docs/results/onnx.json      # --quick: small model, fewer repeats, a minute
 
-Blocks lie at random places; their widths are spread over a third to five thirds of the mean. Files are run in turns,
-medians are compared. `load` is the time that onnxruntime takes to open the file, in seconds.
+Blocks lie at random places; their widths are spread over a third to five thirds of the mean. Files are run in turns;
+ratios are medians over turns. `load` is the time that onnxruntime takes to open the file, in seconds.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import gblr
+from gblr.conversion.export_onnx import OnnxExport
 from gblr.layers.conv import ConvGeometry
 from gblr.models.vit import ViT
 
@@ -90,49 +91,59 @@ def session(file: Path) -> Any:
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def interleaved_medians(sessions: dict[str, Any], x: Tensor, repeats: int) -> dict[str, float]:
-    """Median seconds of each, taken in turns of a few runs, so that a busy machine slows all alike."""
-    feed = {next(iter(sessions.values())).get_inputs()[0].name: x.numpy()}
-    times: dict[str, list[float]] = {name: [] for name in sessions}
+def time_ratios(sessions: dict[str, Any], x: Tensor, repeats: int) -> dict[str, float]:
+    """Median of the time over that of "dense" in the same turn, so that a busy machine slows both alike."""
+    feed = {sessions["dense"].get_inputs()[0].name: x.numpy()}
+    ratios: dict[str, list[float]] = {name: [] for name in sessions}
     runs = 1
     for _ in range(repeats):
-        for name, run in sessions.items():
-            start = time.perf_counter()
-            for _ in range(runs):
-                run.run(None, feed)
-            times[name].append((time.perf_counter() - start) / runs)
-        runs = max(1, round(TURN / times["dense"][-1]))
-    return {name: statistics.median(seconds[len(seconds) // 5 :]) for name, seconds in times.items()}
+        seconds = {name: timed(run_often, run, feed, runs)[1] / runs for name, run in sessions.items()}
+        runs = max(1, round(TURN / seconds["dense"]))
+        for name in sessions:
+            ratios[name].append(seconds[name] / seconds["dense"])
+    return {name: statistics.median(found[len(found) // 5 :]) for name, found in ratios.items()}
+
+
+def run_often(run: Any, feed: dict[str, Any], runs: int) -> None:
+    for _ in range(runs):
+        run.run(None, feed)
+
+
+def timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+    start = time.perf_counter()
+    return function(*args), time.perf_counter() - start
+
+
+def export_all(model: nn.Module, example: tuple[Tensor], folder: Path) -> dict[str, OnnxExport]:
+    """By the options they were made with; those that change nothing are left out."""
+    dense = copy.deepcopy(model)
+    gblr.densify_(dense)
+    exports = {"dense": gblr.export_onnx(dense, example, folder / "dense.onnx")}
+    for i, (key, options) in enumerate(OPTIONS.items()):
+        made = gblr.export_onnx(model, example, folder / f"{i}.onnx", **options)
+        if made.num_bytes not in {export.num_bytes for export in exports.values()}:
+            exports[key] = made
+    return exports
 
 
 def measure(name: str, rank: int, model: nn.Module, inputs: list[tuple[str, Tensor]], quick: bool) -> list[dict]:
-    dense = copy.deepcopy(model)
-    gblr.densify_(dense)
     head = {"model": name, "block_rank": rank, "cost": round(gblr.cost(model).relative_cost, 3)}
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        example = (inputs[0][1],)
-        exports = {"dense": gblr.export_onnx(dense, example, Path(folder) / "dense.onnx")}
-        for i, (key, options) in enumerate(OPTIONS.items()):
-            exports[key] = gblr.export_onnx(model, example, Path(folder) / f"{i}.onnx", **options)
+        exports = export_all(model, (inputs[0][1],), Path(folder))
         loaded = {key: timed(session, export.path) for key, export in exports.items()}
         sessions = {key: found for key, (found, _) in loaded.items()}
-        rows = []
         for what, x in inputs:
             long = x.dim() == 4 and x.shape[2] == 224
-            seconds = interleaved_medians(sessions, x, repeats=(5 if long else 15) if quick else (9 if long else 41))
-            for key in OPTIONS:
+            ratios = time_ratios(sessions, x, repeats=(5 if long else 15) if quick else (9 if long else 41))
+            for key in (key for key in exports if key != "dense"):
                 row = head | {"input": what, "options": key, "operators": exports[key].num_operators}
                 row |= {"file_ratio": round(exports[key].num_bytes / exports["dense"].num_bytes, 3)}
-                row |= {"time_ratio": round(seconds[key] / seconds["dense"], 3)}
+                row |= {"time_ratio": round(ratios[key], 3)}
                 row |= {"load": round(loaded[key][1], 2), "dense_load": round(loaded["dense"][1], 2)}
                 rows.append(row)
                 print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     return rows
-
-
-def timed(function: Callable[[Path], Any], path: Path) -> tuple[Any, float]:
-    start = time.perf_counter()
-    return function(path), time.perf_counter() - start
 
 
 def main() -> None:

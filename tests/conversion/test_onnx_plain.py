@@ -30,10 +30,10 @@ def random_packed(shape, num_blocks, rank, full, generator):
 def cut_at_random(choice, monkeypatch):
     """Any tilings, however much they store."""
 
-    def tilings(packed, max_padding, unit):
+    def tilings(packed, max_padding, prices, unit):
         s, rank = packed.structure, packed.block_rank
-        rows = row_tilings(s.row_width, s.row_location, packed.shape[0], rank)
-        cols = col_tilings(s.col_width, s.col_location, packed.shape[1], rank, unit)
+        rows = row_tilings(s.row_width, s.row_location, packed.shape[0], rank, prices)
+        cols = col_tilings(s.col_width, s.col_location, packed.shape[1], rank, prices, unit)
         return choice.choice(rows), choice.choice(cols)
 
     monkeypatch.setattr(onnx_plain, "tile_matrix", tilings)

@@ -17,7 +17,7 @@ from gblr.conversion.onnx_layers import (
     TiledConv2d,
     TiledLinear,
 )
-from gblr.conversion.onnx_tiling import ColTiling, RowTiling, Tiling, dense_score, tile_matrix
+from gblr.conversion.onnx_tiling import MANY, MIXED, ColTiling, RowTiling, Tiling, dense_score, tile_matrix
 from gblr.layers.conv import ConvGeometry, StructuredConv2d
 from gblr.layers.structured import MatrixModule, StructuredLinear
 from gblr.matrices.base import StructuredMatrix
@@ -47,8 +47,9 @@ def _plain(
 ) -> nn.Module:
     packed = _packed(layer.matrix)
     bias = None if layer.bias is None else layer.bias.cpu()
-    rows, cols = tile_matrix(packed, max_padding, 1 if geometry is None else math.prod(geometry.kernel_size))
-    composed = compose and rows.score + cols.score > dense_score(packed.shape)
+    prices, unit = (MIXED, 1) if geometry is None else (MANY, math.prod(geometry.kernel_size))
+    rows, cols = tile_matrix(packed, max_padding, prices, unit)
+    composed = compose and rows.score + cols.score > dense_score(packed.shape, prices)
     stored = packed.num_params + 2 * packed.structure.num_blocks if composed else rows.num_stored + cols.num_stored
     if stored >= packed.shape[0] * packed.shape[1]:
         return layer.to_dense_layer()

@@ -16,10 +16,25 @@ from torch import Tensor
 
 from gblr.matrices.packed import PackedGBLR
 
-# What onnxruntime takes for an operator, for a product within a batch, for an index of a gather and for a number that
-# one copies, in stored numbers: means of what regressions gave at 1 and at 197 positions.
-_OPERATOR, _PRODUCT, _INDEX, _COPIED = 12000, 1000, 90, 9
-_BATCH = 4 * _OPERATOR
+
+@dataclass(frozen=True)
+class Prices:
+    """What onnxruntime takes for an operator, for a product within a batch, for an index of a gather and for a number
+    that one copies, in the time of a stored number. By regressions over tilings of 3072 x 768 and 768 x 768.
+    """
+
+    operator: int
+    product: int
+    index: int
+    copied: int
+
+    @property
+    def batch(self) -> int:
+        return 4 * self.operator
+
+
+MANY = Prices(operator=500, product=50, index=5, copied=18)  # positions at a time, as in a convolution: at 197
+MIXED = Prices(operator=12000, product=1000, index=90, copied=9)  # the mean of those and of one position
 _NUM_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _CHUNKS = (1, 2, 4, 8)
 _MAX_ROWS = 16  # of a chunk: longer runs are copied no faster
@@ -36,6 +51,7 @@ class Tiling:
     chunk: int
     order: Int[Tensor, " k"]
     touch: Bool[Tensor, "chunks tiles"]  # whether a block of the chunk reaches into the tile
+    prices: Prices
 
     @property
     def num_tiles(self) -> int:
@@ -77,7 +93,7 @@ class RowTiling(Tiling):
     @cached_property
     def batches(self) -> list[Int[Tensor, " m"]]:
         """Tiles that are computed together."""
-        return similar(self._counts, self._slot_cost + self.rows * self.tile, _BATCH // self.thrift)
+        return similar(self._counts, self._slot_cost + self.rows * self.tile, self.prices.batch // self.thrift)
 
     @cached_property
     def num_slots(self) -> int:
@@ -87,7 +103,7 @@ class RowTiling(Tiling):
     def score(self) -> int:
         """Estimate of the time, in stored numbers."""
         copies = self.num_slots * self._slot_cost * (self.num_tiles > 1)
-        return self.num_params + copies + _PRODUCT * self.num_tiles + _BATCH * len(self.batches)
+        return self.num_params + copies + self.prices.product * self.num_tiles + self.prices.batch * len(self.batches)
 
     @property
     def _counts(self) -> Int[Tensor, " tiles"]:
@@ -95,7 +111,7 @@ class RowTiling(Tiling):
 
     @property
     def _slot_cost(self) -> int:
-        return _INDEX + _COPIED * self.rows
+        return self.prices.index + self.prices.copied * self.rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,44 +133,50 @@ class ColTiling(Tiling):
     @cached_property
     def sum_batches(self) -> list[Int[Tensor, " m"]]:
         """Chunks whose pieces are added up together."""
-        return similar(self.touch.sum(1), self._slot_cost, _BATCH)
+        return similar(self.touch.sum(1), self._slot_cost, self.prices.batch)
 
     @cached_property
     def score(self) -> int:
-        sums = self.num_slots * self._slot_cost + _BATCH * len(self.sum_batches)
-        copies = _COPIED * self.tile // (2 if self.num_units == self.num_tiles else 1)  # once more for a gather
-        products = self.num_units * (_PRODUCT + copies) + _BATCH
+        sums = self.num_slots * self._slot_cost + self.prices.batch * len(self.sum_batches)
+        copies = (
+            self.prices.copied * self.tile // (2 if self.num_units == self.num_tiles else 1)
+        )  # once more for a gather
+        products = self.num_units * (self.prices.product + copies) + self.prices.batch
         return self.num_params + products + sums * (self.num_tiles > 1)
 
     @property
     def _slot_cost(self) -> int:
-        return _INDEX + 2 * _COPIED * self.rows  # pieces are written, copied and read
+        return self.prices.index + 2 * self.prices.copied * self.rows  # pieces are written, copied and read
 
 
-def dense_score(shape: tuple[int, int]) -> int:
+def dense_score(shape: tuple[int, int], prices: Prices) -> int:
     """The estimate for one product with the dense weight."""
-    return shape[0] * shape[1] + _OPERATOR
+    return shape[0] * shape[1] + prices.operator
 
 
-def tile_matrix(packed: PackedGBLR, max_padding: float, col_unit: int = 1) -> tuple[RowTiling, ColTiling]:
+def tile_matrix(
+    packed: PackedGBLR, max_padding: float, prices: Prices = MIXED, col_unit: int = 1
+) -> tuple[RowTiling, ColTiling]:
     """The fastest tilings of rows and columns that store at most `max_padding` times the numbers of the matrix;
     about the smallest, where none is that small. Tiles of columns are multiples of `col_unit`.
     """
     s, rank = packed.structure, packed.block_rank
-    rows = row_tilings(s.row_width, s.row_location, packed.shape[0], rank)
-    cols = col_tilings(s.col_width, s.col_location, packed.shape[1], rank, col_unit)
+    rows = row_tilings(s.row_width, s.row_location, packed.shape[0], rank, prices)
+    cols = col_tilings(s.col_width, s.col_location, packed.shape[1], rank, prices, col_unit)
     pairs = sorted(itertools.product(rows, cols), key=lambda pair: pair[0].score + pair[1].score)
     stored = [row.num_params + col.num_params for row, col in pairs]
     bound = max(max_padding * packed.num_params, 1.05 * min(stored))
     return next(pair for pair, size in zip(pairs, stored, strict=True) if size <= bound)
 
 
-def row_tilings(width: Tensor, location: Tensor, length: int, rank: int) -> list[RowTiling]:
+def row_tilings(width: Tensor, location: Tensor, length: int, rank: int, prices: Prices) -> list[RowTiling]:
     cuts = _cuts(width.long(), location.long(), length, rank, 1)
-    return [RowTiling(length, *cut, thrift) for cut, thrift in itertools.product(cuts, (1, 16))]
+    return [RowTiling(length, *cut, prices, thrift) for cut, thrift in itertools.product(cuts, (1, 16))]
 
 
-def col_tilings(width: Tensor, location: Tensor, length: int, rank: int, multiple: int = 1) -> list[ColTiling]:
+def col_tilings(
+    width: Tensor, location: Tensor, length: int, rank: int, prices: Prices, multiple: int = 1
+) -> list[ColTiling]:
     found = []
     for cut in _cuts(width.long(), location.long(), length, rank, multiple):
         _, rank, chunk, _, touch = cut
@@ -162,7 +184,7 @@ def col_tilings(width: Tensor, location: Tensor, length: int, rank: int, multipl
         units = {most}
         if touch.shape[1] > 1:
             units |= {-(-most // parts) for parts in (2, 3, 4)} | {rows // (chunk * rank) for rows in _UNIT_ROWS}
-        found += [ColTiling(length, *cut, unit) for unit in sorted(units) if 1 <= unit <= most]
+        found += [ColTiling(length, *cut, prices, unit) for unit in sorted(units) if 1 <= unit <= most]
     return found
 
 
