@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/gblr report runs/demo/small --out runs/demo/report.html
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --quiet
+	$(BIN)/python -m pytest --quiet -n 2 --dist worksteal
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
