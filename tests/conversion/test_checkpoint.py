@@ -1,4 +1,5 @@
 import copy
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel
 
+import gblr
 from gblr.conversion.checkpoint import from_pretrained, load_, save_pretrained
 from gblr.conversion.cost import cost
 from gblr.conversion.tensor_files import CheckpointError
@@ -400,6 +402,19 @@ def test_saving_leaves_the_model_as_it_was(tmp_path):
     before, config = bits(model), copy.deepcopy(model.config.to_dict())
     save_pretrained(model, tmp_path)
     assert bits(model) == before and model.config.to_dict() == config
+
+
+def test_a_source_tree_that_was_never_installed_saves_too(tmp_path, monkeypatch):
+    def not_installed(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    save_pretrained(small(), tmp_path / "installed")
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    save_pretrained(small(), tmp_path / "bare")
+    names = [
+        json.loads((tmp_path / name / "gblr.json").read_text())["library_version"] for name in ("installed", "bare")
+    ]
+    assert names == [gblr.__version__, "unknown"]
 
 
 def test_another_process_computes_the_same_bits(tmp_path):

@@ -1,6 +1,10 @@
-"""Algorithm 1 finds a structure that was planted: from data alone, at nearly the planted cost."""
+"""Algorithm 1 finds a structure that was planted: from data alone, at nearly the planted cost.
 
-import math
+Such a run is chaotic: rounding decides which blocks live. Here the budget is met and the masks are sharp at 0.4 of the
+steps, and rates fall only after half of them: of 12 runs, 10 of them with structure gradients changed by 1e-6, all left
+low rank 385 to 9900 times behind. With the learner's defaults (0.6 and 0.85) and a cosine 3 of 7 stayed below 3 times:
+one wide block lay across two planted ones, and rates were too small by then to move it off one of them.
+"""
 
 import pytest
 import torch
@@ -27,9 +31,10 @@ def learned(teacher, seed):
     generator = torch.Generator().manual_seed(seed + 100)
     model = nn.Sequential(gblr.GaudiLinear(N, N, bias=False, block_rank=RANK, generator=generator))
     optimizer = torch.optim.AdamW(gblr.param_groups(model, lr=0.05, structure_lr=0.02))
-    budget = gblr.Budget(relative_cost=1.1 * teacher.num_mults / N**2)
-    learner = gblr.StructureLearner(model, optimizer, budget, gblr.SigmaSchedule(1.0, 60.0), total_steps=STEPS)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 0.5 * (1 + math.cos(math.pi * i / STEPS)) + 1e-3)
+    budget = gblr.Budget(relative_cost=1.13 * teacher.num_mults / N**2, end=0.4)
+    sigma = gblr.SigmaSchedule(1.0, 60.0, end=0.4)
+    learner = gblr.StructureLearner(model, optimizer, budget, sigma, total_steps=STEPS)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1, 2 * (1 - i / STEPS)) + 1e-3)
     for _ in range(STEPS):
         x = torch.randn(BATCH, N, generator=generator)
         error = model(x) - x @ weight.T

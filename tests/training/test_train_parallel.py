@@ -14,8 +14,10 @@ from gblr.training.loop import Run, train
 from tests.training.cases import make_config, make_data, make_net, without_seconds
 
 ROOT = Path(__file__).parents[2]
-# Sums over 16 + 16 samples round differently from those over 32. Measured: 2e-7 after 30 steps.
+# Sums over 16 + 16 samples round differently from those over 32. Measured after 30 steps: 2e-7, for widths (fractions
+# of an axis) 2e-5: AdamW divides their gradients by their own size, so the rounding of a gradient near 0 shows.
 TOLERANCE = 1e-5
+WIDTH_TOLERANCE = 1e-4
 
 
 def torchrun(*args, parallel="ddp", processes=2):
@@ -43,7 +45,8 @@ def assert_same_run(alone, state, history, best):
         assert row == pytest.approx(other, rel=TOLERANCE, abs=TOLERANCE)
     assert best == pytest.approx(expected.best, abs=TOLERANCE)
     for name, value in expected_state.items():
-        torch.testing.assert_close(state[name], value, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+        bound = WIDTH_TOLERANCE if name.endswith("width_frac") else TOLERANCE
+        torch.testing.assert_close(state[name], value, rtol=bound, atol=bound, msg=name)
 
 
 def test_ddp_gives_the_losses_of_one_process_and_the_same_structure_everywhere(alone, tmp_path):

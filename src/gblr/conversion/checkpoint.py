@@ -48,7 +48,7 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike[str], max_sha
     buffers, buffer_aliases = unsaved_buffers(model)
     manifest: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
-        "library_version": importlib.metadata.version("gblr"),
+        "library_version": _library_version(),
         "architecture": type(model).__name__,
         "transformers": None,
         **_layers(model),
@@ -128,6 +128,13 @@ def _load(model: nn.Module, manifest: dict[str, Any], path: Path, device: torch.
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path / MANIFEST} is damaged: {type(error).__name__}: {error}") from error
     fill(model, replacements, manifest, values, device)
+
+
+def _library_version() -> str:
+    try:
+        return importlib.metadata.version("gblr")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"  # a bare source tree, never installed
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:
