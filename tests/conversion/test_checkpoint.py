@@ -14,7 +14,7 @@ from transformers import AutoModel
 import gblr
 from gblr.conversion.checkpoint import from_pretrained, load_, save_pretrained
 from gblr.conversion.cost import cost
-from gblr.conversion.tensor_files import CheckpointError
+from gblr.conversion.tensor_files import CheckpointError, read_tensors, write_tensors
 from gblr.layers.gaudi import GaudiLinear
 from gblr.layers.structured import StructuredLinear
 from gblr.matrices.gblr import GBLRMatrix
@@ -272,6 +272,35 @@ def test_models_that_only_their_author_can_build_are_sent_to_load(tmp_path):
     save_pretrained(converted_small(), tmp_path)
     with pytest.raises(ValueError, match=r"gblr\.load_"):
         from_pretrained(tmp_path)
+
+
+def test_places_and_widths_take_two_bytes_and_come_back_as_they_were(tmp_path):
+    model = converted_small()
+    model.register_buffer("steps", torch.tensor([1, 2, 3]))
+    save_pretrained(model, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    structure = [name for name in stored if ".structure_" in name]
+    assert len(structure) == 4 and all(stored[name].dtype == torch.int16 for name in structure)
+    assert stored["steps"].dtype == torch.int64  # not ours: as transformers would read it
+    other = small()
+    other.register_buffer("steps", torch.zeros(3, dtype=torch.int64))
+    assert bits(load_(other, tmp_path)) == bits(model)
+
+
+@pytest.mark.parametrize(("highest", "dtype"), [(2**15 - 1, "int16"), (2**15, "int32"), (2**31, "int64")])
+def test_whole_numbers_take_the_bytes_they_need(highest, dtype, tmp_path):
+    values = {"layer.n": torch.tensor([0, highest]), "layer.none": torch.tensor([], dtype=torch.int64)}
+    records = write_tensors(values, tmp_path, "t.safetensors", 1000, narrow=("layer",))
+    assert str(load_file(tmp_path / "t.safetensors")["layer.n"].dtype) == f"torch.{dtype}"
+    found = read_tensors(tmp_path, records)
+    assert all(torch.equal(found[n], values[n]) and found[n].dtype == torch.int64 for n in values)
+
+
+def test_whole_numbers_of_another_size_than_recorded_are_refused(tmp_path):
+    save_pretrained(converted_small(), tmp_path)
+    name = "0.structure_row_width"
+    edit_tensors(tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.int32)}))
+    assert_refused(small(), tmp_path, name, "int16", "int32")
 
 
 def test_a_truncated_file_is_refused(tmp_path):

@@ -59,13 +59,15 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike[str], max_sha
         folder = Path(scratch)
         if is_transformers_model(model):
             manifest["transformers"] = save_config(model, folder)
-        manifest["tensors"] = write_tensors(tensors, folder, "model.safetensors", max_shard_bytes)
+        manifest["tensors"] = write_tensors(
+            tensors, folder, "model.safetensors", max_shard_bytes, narrow=tuple(manifest["layers"])
+        )
         manifest["buffers"] = (
             write_tensors(buffers, folder, "gblr_buffers.safetensors", max_shard_bytes) if buffers else {}
         )
         manifest["aliases"] = aliases | buffer_aliases
         _write_index(manifest["tensors"], sum(t.nbytes for t in tensors.values()), folder)
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (folder / MANIFEST).write_text(_lines(manifest))
         written = sorted(path.name for path in folder.iterdir())
         for name in sorted(written, key=lambda name: name == MANIFEST):  # the manifest last
             shutil.copymode(folder / MANIFEST, folder / name)  # safetensors makes files that only their owner reads
@@ -128,6 +130,18 @@ def _load(model: nn.Module, manifest: dict[str, Any], path: Path, device: torch.
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path / MANIFEST} is damaged: {type(error).__name__}: {error}") from error
     fill(model, replacements, manifest, values, device)
+
+
+def _lines(manifest: dict[str, Any]) -> str:
+    """JSON with a line for each layer and tensor: readable, and a third of the size of one line for each number."""
+
+    def text(value: Any, depth: int) -> str:
+        if not isinstance(value, dict) or not depth or not value:
+            return json.dumps(value, separators=(",", ":"))
+        fields = (f"{json.dumps(key)}: {text(field, depth - 1)}" for key, field in value.items())
+        return "{\n" + ",\n".join(fields) + "\n}"
+
+    return text(manifest, 2)
 
 
 def _library_version() -> str:

@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gblr.conversion.layer_spec import dtype_name
+from gblr.conversion.layer_spec import dtype_name, dtype_of
 from gblr.layers.gaudi import GaudiModule
 
-Record = dict[str, Any]  # shape, dtype, crc32, file
+Record = dict[str, Any]  # shape, dtype, crc32, file; stored, where the file keeps another dtype
 SHOWN = 8  # problems named in one error; the rest is counted
 
 
@@ -89,8 +89,15 @@ def checksum(tensor: Tensor) -> int:
     return zlib.crc32(values)
 
 
-def write_tensors(tensors: Mapping[str, Tensor], folder: Path, file: str, max_bytes: int) -> dict[str, Record]:
-    """Writes `file`, or numbered shards of it where the tensors are larger than `max_bytes`; returns their records."""
+def write_tensors(
+    tensors: Mapping[str, Tensor], folder: Path, file: str, max_bytes: int, narrow: tuple[str, ...] = ()
+) -> dict[str, Record]:
+    """Writes `file`, or numbered shards of it where the tensors are larger than `max_bytes`; returns their records.
+
+    Whole numbers of layers named in `narrow` (places and widths of blocks) take as few bytes as they need; those of
+    other layers stay as transformers reads them.
+    """
+    prefixes = tuple(f"{layer}." if layer else "" for layer in narrow)
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
@@ -105,11 +112,25 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path, file: str, max_by
         if len(shards) > 1:
             target = file.replace(".safetensors", f"-{number:05d}-of-{len(shards):05d}.safetensors")
         own = {name: _own(tensor) for name, tensor in shard.items()}
-        save_file(own, folder / target, metadata={"format": "pt"})
+        stored = {name: _narrowed(t) if prefixes and name.startswith(prefixes) else t for name, t in own.items()}
+        save_file(stored, folder / target, metadata={"format": "pt"})
         for name, tensor in own.items():
             shape, dtype = list(tensor.shape), dtype_name(tensor.dtype)
             records[name] = {"shape": shape, "dtype": dtype, "crc32": checksum(tensor), "file": target}
+            if stored[name].dtype != tensor.dtype:
+                records[name]["stored"] = dtype_name(stored[name].dtype)
     return records
+
+
+def _narrowed(tensor: Tensor) -> Tensor:
+    """int64 as int16 or int32 where the values fit."""
+    if tensor.dtype != torch.int64 or not tensor.numel():
+        return tensor
+    low, high = (int(end) for end in tensor.aminmax())
+    for dtype in (torch.int16, torch.int32):
+        if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
+            return tensor.to(dtype)
+    return tensor
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -132,12 +153,23 @@ def read_tensors(folder: Path, records: Mapping[str, Record]) -> dict[str, Tenso
                 problems += [f"tensor {name!r} is missing in {file}" for name in wanted if name not in names]
                 problems += [f"tensor {name!r} of {file} is not in gblr.json" for name in sorted(names - set(wanted))]
                 for name in (name for name in wanted if name in names):
-                    values[name] = _own(opened.get_tensor(name))
-                    problems += _differences(name, wanted[name], values[name])
+                    stored = _own(opened.get_tensor(name))
+                    values[name], found = _widened(name, wanted[name], stored)
+                    problems += found or _differences(name, wanted[name], values[name])
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder / file} is missing, truncated or no safetensors file: {error}") from error
     raise_all(folder, problems)
     return values
+
+
+def _widened(name: str, record: Record, tensor: Tensor) -> tuple[Tensor, list[str]]:
+    """The tensor in the dtype it was saved from."""
+    if "stored" not in record:
+        return tensor, []
+    if dtype_name(tensor.dtype) != record["stored"]:
+        found = describe(tensor.shape, dtype_name(tensor.dtype))
+        return tensor, [f"tensor {name!r}: expected {record['stored']}, found {found} in {record['file']}"]
+    return tensor.to(dtype_of(record["dtype"])), []
 
 
 def _differences(name: str, record: Record, tensor: Tensor) -> list[str]:
