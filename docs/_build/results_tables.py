@@ -235,6 +235,28 @@ def cpu_models(record: Record) -> str:
     return all_rows(CPU_MODELS, num_left=1)({"rows": [row for row in record["models"] if "over_amdahl" in row]})
 
 
+def command_times(record: Record) -> str:
+    rows = [[row["what"], f"`{row['command']}`", f"{row['seconds']:.0f}"] for row in record["rows"]]
+    return markdown_table(["what", "command", "seconds"], rows, num_left=2)
+
+
+def command_results(record: Record, only: str = "") -> str:
+    """The models that each command compared; `only` keeps the rows whose name begins so."""
+    heads = ["run", "model", "measured", "cost", "cost of the model", "parameters", "file", "ms, batch 1", "ms, batch 64"]
+    rows = []
+    for row in record["rows"]:
+        for result in row["results"] if row["what"].startswith(only) and ": compressed" in row["what"] else ():
+            name, unit = result["metric"], "%" if result["metric"] == "accuracy" else ""
+            value = f"{name} {result['value']:.2f}{unit}" if unit else f"{name} {result['value']:.4f}"
+            costs = (f"{result[key]:.3f}" for key in ("relative_cost", "model_relative_cost"))
+            seconds = result["seconds_per_batch"] or {}
+            times = (f"{seconds[batch] * 1e3:.3g}" if batch in seconds else "" for batch in ("1", "64"))
+            size = f"{result['file_bytes'] / 1e3:,.0f} kB"
+            what = row["what"].partition(": compressed")[0]
+            rows.append([what, result["name"], value, *costs, f"{result['num_params']:,}", size, *times])
+    return markdown_table(heads, rows, num_left=3)
+
+
 _DIGITS_MEANS = (("relative_cost", ".3f"), ("accuracy", ".2f"), ("seconds", ".0f"))
 
 TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
@@ -249,6 +271,8 @@ TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("digits.json", "means"): digits_means,
     ("learner.json", ""): all_rows(LEARNER),
     ("onnx.json", ""): all_rows(ONNX, num_left=2),
+    ("commands.json", ""): command_times,
+    ("commands.json", "results"): command_results,
     ("cpu.json", ""): cpu_layers,
     ("cpu.json", "floors"): all_rows(CPU_FLOORS, num_left=1),
     ("cpu.json", "models"): cpu_models,
@@ -261,6 +285,7 @@ COMMANDS = {
     "cifar10-weights.json": "python -m gblr.experiments.cifar10_learning --data DIR",
     "digits.json": "python examples/learn_digits.py --seeds 4",
     "cpu.json": "python benchmarks/bench_cpu.py --out docs/results/cpu.json",
+    "commands.json": "python benchmarks/bench_commands.py --minilm MINILM --data DATA --out docs/results/commands.json",
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
     "onnx.json": "python benchmarks/bench_onnx.py --out docs/results/onnx.json",
 }

@@ -1,0 +1,168 @@
+"""The GPU kernels of block_matmul without a GPU: run by Triton's interpreter, and compiled for Ampere and Hopper."""
+
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import gblr
+from gblr.matrices.packed import PackedGBLR
+from gblr.ops.block_matmul import tiling
+from tests.helpers import raises_value_error
+from tests.ops.packed_blocks import STYLES, random_packed
+
+pytest.importorskip("triton")
+KERNELS = Path(gblr.__file__).parent / "ops" / "block_matmul" / "triton.py"
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """The kernels without the shape checks that tests put around everything in gblr: Triton reads their source."""
+    spec = importlib.util.spec_from_file_location("interpreted_block_matmul", KERNELS)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def unwritten_is_nan(monkeypatch):
+    """An output that a kernel forgets shows."""
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(*args, **kwargs):
+        made = new_empty(*args, **kwargs)
+        return made.fill_(math.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
+def tiled(matrix: PackedGBLR) -> tuple[tiling.Tiling, Tensor]:
+    s = matrix.structure
+    sides = (s.row_width, s.row_location, s.col_width, s.col_location)
+    made = tiling.tile_blocks(*sides, matrix.block_rank, matrix.shape)
+    return made, tiling.pack(*matrix.factors(), made)
+
+
+def assert_is_product(y: Tensor, matrix: PackedGBLR, x: Tensor, bias: Tensor | None) -> None:
+    """Sums are made in float32; half-precision types round z = V x and the result once each."""
+    exact = matrix.to(torch.float64)
+    expected = functional.linear(x.double(), exact.to_dense(), None if bias is None else bias.double())
+    u, v = (factor.abs() for factor in exact.factors())
+    size = x.double().abs() @ v.T @ u + (0 if bias is None else bias.double().abs())
+    rounding = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[y.dtype]
+    wrong = ~((y.double() - expected).abs() <= 2 * rounding * size)  # NaN is wrong too
+    assert y.shape == expected.shape and not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} outputs"
+
+
+SHAPES = [(1, 1, 1, 1), (70, 50, 40, 1), (200, 130, 150, 1), (64, 64, 64, 1), (129, 190, 5, 16), (100, 300, 3, 64)]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("out_features", "in_features", "num_blocks", "block_rank"), SHAPES)
+@pytest.mark.parametrize("tokens", [1, 5, 16, 17, 80])
+def test_the_product_is_that_of_the_dense_matrix(
+    interpreted, unwritten_is_nan, out_features, in_features, num_blocks, block_rank, style, tokens, generator
+):
+    matrix = random_packed(out_features, in_features, num_blocks, block_rank, style=style)
+    x, bias = torch.randn(tokens, in_features, generator=generator), torch.randn(out_features, generator=generator)
+    made, values = tiled(matrix)
+    assert_is_product(interpreted.tile_matmul(x, values, bias, made), matrix, x, bias)
+
+
+# The interpreter's products of bfloat16 are wrong (it keeps them as whole numbers); tests/gpu has those.
+@pytest.mark.parametrize(
+    ("dtype", "tokens"), [(torch.bfloat16, 1), (torch.float16, 1), (torch.float16, 3), (torch.float16, 90)]
+)
+@pytest.mark.parametrize("block_rank", [1, 64])
+def test_half_precision_rounds_twice_and_no_more(interpreted, unwritten_is_nan, dtype, tokens, block_rank, generator):
+    matrix = random_packed(150, 200, 128 // block_rank, block_rank).to(dtype)
+    x = torch.randn(tokens, 200, generator=generator).to(dtype)
+    made, values = tiled(matrix)
+    assert_is_product(interpreted.tile_matmul(x, values, None, made), matrix, x, None)
+
+
+@pytest.mark.parametrize("num_blocks", [0, 3])
+@pytest.mark.parametrize("tokens", [0, 1, 20])
+def test_without_live_blocks_the_bias_is_left(interpreted, unwritten_is_nan, num_blocks, tokens):
+    matrix = random_packed(70, 50, num_blocks, style="dead")
+    made, values = tiled(matrix)
+    y = interpreted.tile_matmul(torch.ones(tokens, 50), values, torch.arange(70.0), made)
+    assert torch.equal(y, torch.arange(70.0).expand(tokens, 70)) and made.num_values == 0
+
+
+ACTIVATIONS = {
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("tokens", [2, 30])
+def test_the_activation_comes_after_the_bias(interpreted, name, tokens, generator):
+    matrix = random_packed(70, 90, 20)
+    made, values = tiled(matrix)
+    x, bias = torch.randn(tokens, 90, generator=generator) / 9, torch.randn(70, generator=generator)
+    expected = ACTIVATIONS[name](functional.linear(x, matrix.to_dense(), bias))
+    torch.testing.assert_close(interpreted.tile_matmul(x, values, bias, made, name), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_strided_inputs_are_read_correctly(interpreted, generator):
+    matrix = random_packed(70, 90, 20)
+    made, values = tiled(matrix)
+    for tokens in (3, 40):
+        x = torch.randn(90, 2 * tokens, generator=generator).T[::2]
+        assert_is_product(interpreted.tile_matmul(x, values, None, made), matrix, x, None)
+
+
+# the layout
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("out_features", "in_features", "num_blocks", "block_rank"), SHAPES)
+def test_packing_can_be_undone(out_features, in_features, num_blocks, block_rank, style):
+    matrix = random_packed(out_features, in_features, num_blocks, block_rank, style=style)
+    made, values = tiled(matrix)
+    live = matrix.structure.live.repeat_interleave(block_rank)[:, None]  # dead blocks are not stored
+    assert values.numel() == made.num_values
+    for found, factor in zip(tiling.spread(values, made), matrix.factors(), strict=True):
+        assert torch.equal(found, factor * live)
+
+
+def test_whole_blocks_need_neither_padding_nor_gathering():
+    one = torch.tensor
+    structure = one([128, 64]), one([0, 192]), one([128, 128]), one([0, 64])
+    made = tiling.tile_blocks(*structure, 64, (256, 256))
+    assert not made.rows.is_gathered and made.columns.pairs[:, 4].sum() == 3  # short runs are shared with the pair
+    single = tiling.tile_blocks(*(s[:1] for s in structure), 64, (256, 256))
+    assert single.num_values == 64 * (128 + 128)
+
+
+def test_lines_of_like_intervals_share_a_tile(generator):
+    start = torch.randint(0, 4096, (4096,), generator=generator)
+    size = torch.randint(0, 1024, (4096,), generator=generator)
+    made = tiling.tile_blocks(size, start, size, start, 1, (4096, 4096))
+    assert 64 * made.columns.num_rows < 1.75 * int(size.sum())  # in the order in which they came: 7 times
+    assert 64 * made.rows.num_rows < 1.35 * int(size.sum())
+
+
+def test_widths_beyond_the_axis_are_refused():
+    one = torch.tensor
+    with raises_value_error("0 .. 8", "9"):
+        tiling.tile_blocks(one([9]), one([0]), one([1]), one([0]), 1, (8, 8))
+
+
+def test_the_kernels_compile_for_ampere_and_hopper():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_block_matmul.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("compiled") == 2 * 3 * 5
