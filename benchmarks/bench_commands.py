@@ -2,6 +2,8 @@
 
     python benchmarks/bench_commands.py --minilm DIR --data DIR --out docs/results/commands.json
 
+    python benchmarks/bench_commands.py --only digits --out docs/results/commands.json    # renews these rows alone
+
 `--minilm` is a directory of all-MiniLM-L6-v2, `--data` one with `stsb` and `cifar10` in it. Without them only the demo
 on digits is run. Nothing else should run on the machine. Folders of the runs stay under runs/commands.
 """
@@ -56,6 +58,10 @@ def run(arguments: str, places: dict[str, str]) -> float:
     return time.perf_counter() - begin
 
 
+def _folder(arguments: str) -> Path:
+    return Path(arguments.format(run=RUNS, minilm="", data="").rpartition("--out ")[2])
+
+
 def results(folder: Path) -> list[dict[str, Any]]:
     """Of the models that the run compared."""
     if not (folder / "run.json").exists():
@@ -70,16 +76,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minilm")
     parser.add_argument("--data")
+    parser.add_argument("--only", default="", help="beginning of the names of the rows to run")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    shutil.rmtree(RUNS, ignore_errors=True)
+    if not args.only:
+        shutil.rmtree(RUNS, ignore_errors=True)
     rows = []
     for what, arguments in steps(args.minilm, args.data):
+        if not what.startswith(args.only):
+            continue
+        shutil.rmtree(_folder(arguments), ignore_errors=True)
         seconds = run(arguments, {"run": str(RUNS), "minilm": args.minilm or "", "data": args.data or ""})
         shown = "gblr " + arguments.format(run="runs", minilm="MINILM", data="DATA")
-        out = Path(arguments.format(run=RUNS, minilm="", data="").rpartition("--out ")[2])
-        rows.append({"what": what, "command": shown, "seconds": round(seconds, 1), "results": results(out)})
+        found = results(_folder(arguments))
+        rows.append({"what": what, "command": shown, "seconds": round(seconds, 1), "results": found})
         print(f"{what}: {seconds:.0f} s", flush=True)
+    if args.only and args.out and args.out.exists():
+        renewed = {row["what"]: row for row in rows}
+        rows = [renewed.get(row["what"], row) for row in json.loads(args.out.read_text())["rows"]]
     record = {
         "command": "python benchmarks/bench_commands.py --minilm MINILM --data DATA --out docs/results/commands.json",
         "torch": torch.__version__,

@@ -30,7 +30,7 @@ TARGET = 10.0  # times faster than the FFT form at 768 x 768
 def fft_form(content: Tensor, width: Tensor, location: Tensor, sigma: float) -> Tensor:
     """Eqs. 5-6 as printed (real spectrum), differentiated by autograd."""
     n = content.shape[-1]
-    k = torch.arange(n // 2 + 1, dtype=width.dtype)
+    k = torch.arange(n // 2 + 1, dtype=width.dtype, device=width.device)
     w, l = width[:, None], location[:, None]
     size = w * torch.sinc(w * k / n) / torch.sinc(k / n) * torch.exp(-0.5 * (k / sigma) ** 2)
     angle = math.pi * k * (1 - w) / n - 2 * math.pi * k * l / n

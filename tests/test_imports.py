@@ -68,6 +68,7 @@ def test_the_mathematics_needs_torch_and_nothing_else(file):
     standard = {
         "math",
         "functools",
+        "itertools",
         "importlib",
         "types",
         "warnings",

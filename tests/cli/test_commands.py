@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gblr.cli.app import app
 from gblr.workflows.variants import Variant
@@ -143,3 +144,15 @@ def test_the_examples_of_the_help_work_when_pasted(gblr):
 
 def test_output_has_no_colour_where_there_is_no_terminal(small):
     assert "\x1b[" not in small.out + small.err
+
+
+def test_a_seed_decides_all_random_numbers(gblr, tmp_path):
+    def trained(seed: int, name: str) -> dict[str, torch.Tensor]:
+        options = ("--seed", seed, "--out", name)
+        ended = gblr("train", "vit:digits", *TINY, "--method", "gaudi", "--epochs", 0.5, *options)
+        assert ended.code == 0
+        return load_file(tmp_path / name / "model" / "model.safetensors")
+
+    first, again, other = trained(3, "a"), trained(3, "b"), trained(4, "c")
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(first[name].shape != other[name].shape or not torch.equal(first[name], other[name]) for name in first)

@@ -5,7 +5,7 @@ from triton.backends.compiler import GPUTarget
 
 from gblr.ops.block_matmul import triton as kernels
 
-DTYPES = ("bf16", "fp16", "fp32")
+TARGETS = [(80, "bf16"), (90, "bf16"), (90, "fp32")]
 COMMON = {"R": 64, "C": 64, "HAS_BIAS": True, "ACTIVATION": "gelu", "PRECISION": "ieee"}
 
 
@@ -23,24 +23,32 @@ def compile_for(target: GPUTarget, kernel, dtype: str, constants: dict[str, obje
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name not in constants}
     source = triton.compiler.ASTSource(kernel, signature, constants, aligned)
     asm = triton.compile(source, target=target).asm
-    units = {"bf16": "mma", "fp16": "mma", "fp32": "fma"}[dtype]  # tf32 is off: plain float32 arithmetic
+    units = {"bf16": "mma", "fp32": "fma"}[dtype]  # tf32 is off: plain float32 arithmetic
     assert constants.get("TOKENS") == 1 or units in asm["ptx"]
     print("compiled", kernel.__name__, target.arch, dtype, constants)
 
 
 def main() -> None:
-    many = {"GROUP": 8, "MASK_TOKENS": True, "MASK_FEATURES": True, "STAGES": 3}
-    for target in (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)):
-        for dtype in DTYPES:
-            tokens = 32 if dtype == "fp32" else 128
-            first = many | {"TOKENS": tokens, "GATHER": False, "x_feature": 1}
-            compile_for(target, kernels._many_tokens_kernel, dtype, first | {"out_feature": 1})
-            compile_for(target, kernels._many_tokens_kernel, dtype, first | {"out_token": 1})
-            second = many | {"TOKENS": tokens, "GATHER": True, "x_token": 1, "out_feature": 1}
-            compile_for(target, kernels._many_tokens_kernel, dtype, second)
-            for number in (1, 16):
-                few = {"ROWS": 16, "ENTRIES": 4, "TOKENS": number, "GATHER": True, "x_feature": 1, "out_feature": 1}
-                compile_for(target, kernels._few_tokens_kernel, dtype, few)
+    many = {
+        "x_tiles": None,
+        "pair_tiles": None,
+        "value_tiles": None,
+        "GROUP": 8,
+        "MASK_TOKENS": True,
+        "MASK_FEATURES": True,
+        "STAGES": 3,
+    }
+    for arch, dtype in TARGETS:
+        target = GPUTarget("cuda", arch, 32)
+        tokens = 32 if dtype == "fp32" else 128
+        first = many | {"TOKENS": tokens, "GATHER": False, "x_feature": 1}
+        compile_for(target, kernels._many_tokens_kernel, dtype, first | {"out_feature": 1})
+        compile_for(target, kernels._many_tokens_kernel, dtype, first | {"out_token": 1})
+        second = many | {"TOKENS": tokens, "GATHER": True, "x_token": 1, "out_feature": 1}
+        compile_for(target, kernels._many_tokens_kernel, dtype, second)
+        for number in (1, 16):
+            few = {"ROWS": 16, "ENTRIES": 4, "TOKENS": number, "GATHER": True, "x_feature": 1, "out_feature": 1}
+            compile_for(target, kernels._few_tokens_kernel, dtype, few)
 
 
 if __name__ == "__main__":

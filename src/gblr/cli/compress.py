@@ -130,6 +130,7 @@ def _recipe(file: Path) -> dict[str, Any]:
 def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json: bool) -> None:
     import torch
 
+    from gblr.training.rng import seed_all
     from gblr.workflows.compress import compress as run
     from gblr.workflows.listing import list_layers
     from gblr.workflows.model_source import open_model
@@ -141,6 +142,7 @@ def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json
     settings = Settings(**options)
     out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
     show.say(f"loading {settings.model}")
+    seed_all(settings.seed)  # a model may come with random weights
     loaded = open_model(settings.model)
     loaded.model.to("cuda" if torch.cuda.is_available() else "cpu")
     if settings.from_scratch:

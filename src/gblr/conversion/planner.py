@@ -69,15 +69,14 @@ def form_times(layer: MatrixModule, x: Tensor) -> Times:
     assert isinstance(matrix, PackedGBLR)
     dtype = matrix.u.dtype  # the input may have another, inside of autocast
     x, bias = layer.product_input(x).to(dtype), None if layer.bias is None else layer.bias.to(dtype)
-    tensors = {form: forms.derive(form, matrix) for form in forms.possible_forms(matrix)}
+    derived = {form: forms.derive(form, matrix) for form in forms.possible_forms(matrix)}
 
     def calls(chosen: Sequence[Form]) -> list[Any]:
-        sizes = matrix.num_lines, matrix.shape[0]
-        return [lambda form=form: forms.multiply(form, tensors[form], x, bias, *sizes) for form in chosen]
+        return [lambda form=form: forms.multiply(form, derived[form], x, bias) for form in chosen]
 
     # the least time of each: other programs make calls slower, never faster
     first = {
-        form: min(found) for form, found in zip(tensors, interleaved(calls(list(tensors)), x.device, 2), strict=True)
+        form: min(found) for form, found in zip(derived, interleaved(calls(list(derived)), x.device, 2), strict=True)
     }
     close = [form for form, seconds in first.items() if seconds < _HOPELESS * min(first.values())]
     more = interleaved(calls(close), x.device, _ROUNDS, _SECONDS)

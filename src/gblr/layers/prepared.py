@@ -16,7 +16,7 @@ from gblr.ops.block_matmul.cpu import BoundMatmul
 from gblr.ops.checks import can_read_values, is_plain_eager
 
 _TENSORS = ("_derived_0", "_derived_1")  # single attributes: torch.export finds no tensors in tuples
-_NAMES = (*_TENSORS, "_bound")
+_NAMES = (*_TENSORS, "_sizes", "_bound")
 
 
 class PreparedModule(nn.Module):
@@ -50,12 +50,13 @@ class PreparedModule(nn.Module):
             # what inference mode makes could not be used for training afterwards
             with torch.inference_mode(False), torch.no_grad():
                 stamp = forms.Stamp(matrix.u, matrix.v)
-                derived = tuple(tensor.detach() for tensor in forms.derive(form, matrix))
-            kept = dict(zip(_TENSORS, derived, strict=False))
-            if form == "packed" and matrix.shape[1]:
-                kept["_bound"] = BoundMatmul(derived[0], derived[1], matrix.shape[1], matrix.shape[0])
+                derived = forms.derive(form, matrix)
+            tensors = tuple(tensor.detach() for tensor in derived.tensors)
+            kept = dict(zip(_TENSORS, tensors, strict=False)) | {"_sizes": derived.sizes}
+            if form == "packed" and matrix.shape[1] and matrix.u.is_cpu:
+                kept["_bound"] = BoundMatmul(tensors[0], tensors[1], matrix.shape[1], matrix.shape[0])
             elif form == "dense":
-                kept["_bound"] = forms.BoundLinear(derived[0])
+                kept["_bound"] = forms.BoundLinear(tensors[0])
         # The stamp comes last: a thread that finds it fresh finds what belongs to it.
         self.__dict__.update(kept)
         for name in _NAMES:
@@ -102,16 +103,18 @@ class PreparedModule(nn.Module):
         if not compiling and not (self._is_alike() if renewed else self.is_fresh()):
             self.prepare()
         form, dtype = self.form, autocast_dtype(x)
-        if form is None or (dtype is not None and not forms.knows(form, dtype)):
+        if form is None or (dtype is not None and not forms.knows(form, dtype, x.device)):
             return None
-        tensors = self._linked(form, renewed) if trained else self._kept()
+        if trained and form == "packed" and not self.u.is_cpu:
+            form = forms.plain_form(self.matrix)  # type: ignore[arg-type] # GPU kernels are for inference
+        tensors, sizes = self._linked(form, renewed) if trained else self._kept()
         if trained and not compiling:
             self._forget_at_backward(tensors)
         if dtype is not None:
             x, tensors = x.to(dtype), tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
-        return forms.multiply(form, tensors, x, bias, self._template.num_lines, self._template.shape[0])
+        return forms.multiply(form, forms.Derived(tensors, sizes), x, bias)
 
     def _is_trained(self, compiling: bool) -> bool:
         """Whether gradients must reach the contents; or may change them, unseen by a compiled graph."""
@@ -121,17 +124,18 @@ class PreparedModule(nn.Module):
     def _is_alike(self) -> bool:
         return self._stamp is not None and self._stamp.is_alike(self.u, self.v)
 
-    def _kept(self) -> tuple[Tensor, ...]:
-        return tuple(self.__dict__[name] for name in _TENSORS if name in self.__dict__)
+    def _kept(self) -> forms.Derived:
+        tensors = tuple(self.__dict__[name] for name in _TENSORS if name in self.__dict__)
+        return forms.Derived(tensors, self.__dict__["_sizes"])
 
-    def _linked(self, form: Form, renewed: bool) -> tuple[Tensor, ...]:
+    def _linked(self, form: Form, renewed: bool) -> forms.Derived:
         """As `_kept`, with gradients that reach the contents; `renewed` are the values, not the plan of the blocks."""
         if form != "packed":
             return forms.derive(form, self.matrix)  # type: ignore[arg-type]
-        values, plan = self._kept()
+        (values, plan), sizes = self._kept()
         if renewed:
-            return torch.ops.gblr.pack_blocks(self.u, self.v, plan, values.shape[0]), plan
-        return _Linked.apply(self.u, self.v, values, plan), plan
+            return forms.Derived((torch.ops.gblr.pack_blocks(self.u, self.v, plan, values.shape[0]), plan), sizes)
+        return forms.Derived((_Linked.apply(self.u, self.v, values, plan), plan), sizes)
 
     def _forget_at_backward(self, tensors: tuple[Tensor, ...]) -> None:
         """Gradients announce changes, and fused optimizers make them without a trace."""

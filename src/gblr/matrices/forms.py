@@ -1,13 +1,14 @@
 """Three ways to multiply by a packed matrix, with the same result; which is fast depends on structure and device.
 
-* `packed`: compiled kernels over the cropped blocks; time falls with the multiplications
+* `packed`: kernels over the cropped blocks, compiled ones on a CPU, Triton's on a GPU; time falls with the
+  multiplications
 * `factors`: two plain products with the factors, zeros outside the blocks included
 * `dense`: one plain product with W itself
 
 A form's tensors are derived from the cropped contents once; a `Stamp` tells whether they still fit.
 """
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -16,12 +17,22 @@ from torch.nn import functional
 
 from gblr.matrices.packed import PackedGBLR
 from gblr.ops import block_matmul as blocks
+from gblr.ops.block_matmul import gpu, tiling
 
 Form = Literal["packed", "factors", "dense"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 # Time of a multiplication in the packed form, in those of a plain product (docs/results/cpu.json)
 PACKED_MULT = 1.15
+# The same on a GPU, for every number of the tiles
+TILED_MULT = 1.6
+
+
+class Derived(NamedTuple):
+    """What a form multiplies with: tensors made of the contents, and whole numbers that the kernels want."""
+
+    tensors: tuple[Tensor, ...]
+    sizes: tuple[int, ...] = ()
 
 
 def possible_forms(matrix: PackedGBLR) -> list[Form]:
@@ -31,18 +42,26 @@ def possible_forms(matrix: PackedGBLR) -> list[Form]:
 
 def reason_against_packed(matrix: PackedGBLR) -> str | None:
     """Why the packed form cannot run here; None where it can."""
-    if matrix.u.device.type != "cpu":
-        return f"there are no packed kernels for {matrix.u.device.type}"
-    if matrix.u.dtype not in blocks.DTYPES:
-        return f"the packed kernels know float32 and bfloat16, not {matrix.u.dtype}"
-    if not blocks.available():
-        return "the compiled CPU kernels are not there (gblr.ops.native.cpu_kernels() says why)"
-    return None
+    device, dtype = matrix.u.device, matrix.u.dtype
+    if device.type != "cpu":
+        return gpu.reason_against(device) or _reason_against_dtype(dtype, gpu.DTYPES)
+    if reason := _reason_against_dtype(dtype, blocks.DTYPES):
+        return reason
+    return (
+        None
+        if blocks.available()
+        else "the compiled CPU kernels are not there (gblr.ops.native.cpu_kernels() says why)"
+    )
 
 
-def knows(form: Form, dtype: torch.dtype) -> bool:
+def _reason_against_dtype(dtype: torch.dtype, known: tuple[torch.dtype, ...]) -> str | None:
+    names = " and ".join(str(each).removeprefix("torch.") for each in known)
+    return None if dtype in known else f"the packed kernels know {names}, not {dtype}"
+
+
+def knows(form: Form, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the form can multiply in that dtype."""
-    return form != "packed" or dtype in blocks.DTYPES
+    return form != "packed" or dtype in (blocks.DTYPES if device.type == "cpu" else gpu.DTYPES)
 
 
 def is_filled(matrix: PackedGBLR) -> bool:
@@ -58,26 +77,45 @@ def is_filled(matrix: PackedGBLR) -> bool:
 
 def expected_form(matrix: PackedGBLR) -> Form:
     """The form that should be the fastest, by counting multiplications; `harden_` with example inputs measures."""
+    return min(possible_forms(matrix), key=lambda form: _time(form, matrix))
+
+
+def plain_form(matrix: PackedGBLR) -> Form:
+    """The cheaper of the forms that torch's own products do."""
+    return min(("factors", "dense"), key=lambda form: _time(form, matrix))
+
+
+def _time(form: Form, matrix: PackedGBLR) -> float:
+    """In multiplications of a plain product."""
     out_features, in_features = matrix.shape
-    mults: dict[Form, float] = {
-        "packed": PACKED_MULT * matrix.num_mults,
-        "factors": matrix.num_lines * (out_features + in_features),
-        "dense": out_features * in_features,
-    }
-    return min(possible_forms(matrix), key=lambda form: mults[form])
-
-
-def derive(form: Form, matrix: PackedGBLR) -> tuple[Tensor, ...]:
-    """The tensors that the form multiplies with; differentiable in the contents."""
-    if form == "packed":
-        s = matrix.structure
-        sides = (s.row_width, s.row_location, s.col_width, s.col_location)
-        plan = blocks.plan_blocks(*sides, matrix.block_rank, matrix.shape)
-        return blocks.pack_blocks(matrix.u, matrix.v, plan), plan
     if form == "dense":
-        return (matrix.to_dense(),)
+        return out_features * in_features
+    if form == "factors":
+        return matrix.num_lines * (out_features + in_features)
+    return PACKED_MULT * matrix.num_mults if matrix.u.is_cpu else TILED_MULT * _tiles(matrix)[1].num_values
+
+
+def _tiles(matrix: PackedGBLR) -> tuple[Tensor, tiling.Sizes]:
+    return tiling.tile_blocks(*_sides(matrix), matrix.block_rank, matrix.shape)
+
+
+def _sides(matrix: PackedGBLR) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    s = matrix.structure
+    return s.row_width, s.row_location, s.col_width, s.col_location
+
+
+def derive(form: Form, matrix: PackedGBLR) -> Derived:
+    """What the form multiplies with; differentiable in the contents."""
+    if form == "dense":
+        return Derived((matrix.to_dense(),))
+    if form == "packed" and matrix.u.is_cpu:
+        plan = blocks.plan_blocks(*_sides(matrix), matrix.block_rank, matrix.shape)
+        return Derived((blocks.pack_blocks(matrix.u, matrix.v, plan), plan), (matrix.shape[0], matrix.num_lines))
     u, v = matrix.factors()
-    return u.T.contiguous(), v
+    if form == "packed":
+        index, sizes = _tiles(matrix)
+        return Derived((tiling.pack(u, v, index, sizes), index), sizes)
+    return Derived((u.T.contiguous(), v))
 
 
 class BoundLinear:
@@ -94,12 +132,13 @@ class BoundLinear:
         return functional.linear(x, self._weight, bias)
 
 
-def multiply(
-    form: Form, tensors: tuple[Tensor, ...], x: Float[Tensor, "*b in"], bias: Tensor | None, num_lines: int, out: int
-) -> Float[Tensor, "*b out"]:
+def multiply(form: Form, derived: Derived, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"]:
     """W x + bias with what `derive` made."""
+    tensors, sizes = derived
+    if form == "packed" and tensors[0].is_cpu:
+        return blocks.block_matmul(x, tensors[0], tensors[1], bias, out_features=sizes[0], num_lines=sizes[1])
     if form == "packed":
-        return blocks.block_matmul(x, tensors[0], tensors[1], bias, out, num_lines)
+        return gpu.tile_matmul(x, tensors[0], tensors[1], bias, tiling.Sizes(*sizes))
     if form == "dense":
         return functional.linear(x, tensors[0], bias)
     return functional.linear(functional.linear(x, tensors[1]), tensors[0], bias)

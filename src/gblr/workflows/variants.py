@@ -25,6 +25,7 @@ from gblr.layers.gaudi import GaudiModule
 from gblr.training.atomic import write_json
 from gblr.training.budget import Budget
 from gblr.training.loop import train
+from gblr.training.rng import derived_seed, seed_all
 from gblr.training.schedules import SigmaSchedule
 from gblr.training.train_config import TrainConfig
 from gblr.workflows.settings import METHODS, Settings
@@ -61,6 +62,7 @@ class Variant:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         begin = time.monotonic()
+        seed_all(derived_seed(self.settings.seed, self.method))
         if not self.is_dense:
             self._convert()
         if self.num_epochs and (not self.is_dense or self.settings.from_scratch):

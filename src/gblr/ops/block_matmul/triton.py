@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gblr.ops.block_matmul.tiling import TILE, Product, Tiling
+from gblr.ops.block_matmul.tiling import TILE, Sizes
 
 _FEW_TOKENS = 16  # at most so many go to the kernel for few
 _FEW_ROWS, _FEW_ENTRIES = 16, 4
@@ -69,49 +70,62 @@ def _input_tile(
 
 @triton.jit
 def _run(
-    acc, x_ptr, values_ptr, inputs_ptr, entry, row, count, token, tokens, in_features, x_token, x_feature,
-    ROWS: tl.constexpr, C: tl.constexpr, GATHER: tl.constexpr, MASK_TOKENS: tl.constexpr,
-    MASK_FEATURES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    acc, x_ptr, x_tiles, values_ptr, value_tiles, inputs_ptr, entry, row, count, token_tile, token, tokens, in_features,
+    x_token, x_feature, ROWS: tl.constexpr, C: tl.constexpr, TOKENS: tl.constexpr, GATHER: tl.constexpr,
+    MASK_TOKENS: tl.constexpr, MASK_FEATURES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Adds `count` entries, of ROWS rows of values each, to `acc` (tokens, ROWS)."""
+    """Adds `count` entries, of ROWS rows of values each, to `acc` (tokens, ROWS).
+
+    Tiles come by descriptors (the copy engine of Hopper) where these are given, else by pointers.
+    """
     at = tl.arange(0, ROWS)[:, None] * C + tl.arange(0, C)[None, :]
     for i in tl.range(0, count, num_stages=STAGES):
-        x = _input_tile(
-            x_ptr, inputs_ptr, entry + i, token, tokens, in_features, x_token, x_feature, C, GATHER, MASK_TOKENS,
-            MASK_FEATURES,
-        )  # fmt: skip
-        values = tl.load(values_ptr + (row + i * ROWS).to(tl.int64) * C + at)
+        if x_tiles is not None:
+            x = x_tiles.load([token_tile * TOKENS, tl.load(inputs_ptr + entry + i) * C])
+        else:
+            x = _input_tile(
+                x_ptr, inputs_ptr, entry + i, token, tokens, in_features, x_token, x_feature, C, GATHER, MASK_TOKENS,
+                MASK_FEATURES,
+            )  # fmt: skip
+        if value_tiles is not None:
+            values = value_tiles.load([row + i * ROWS, 0])
+        else:
+            values = tl.load(values_ptr + (row + i * ROWS).to(tl.int64) * C + at)
         acc = tl.dot(x, tl.trans(values), acc, input_precision=PRECISION)
     return acc
 
 
 @triton.jit
 def _many_tokens_kernel(
-    x_ptr, values_ptr, bias_ptr, out_ptr, pairs_ptr, inputs_ptr, tokens, in_features, out_features, num_pairs,
-    x_token, x_feature, out_token, out_feature, R: tl.constexpr, C: tl.constexpr, TOKENS: tl.constexpr,
-    GROUP: tl.constexpr, GATHER: tl.constexpr, MASK_TOKENS: tl.constexpr, MASK_FEATURES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr, values_ptr, bias_ptr, out_ptr, index_ptr, x_tiles, pair_tiles, value_tiles, pairs_at, inputs_at, tokens,
+    in_features, out_features, num_pairs, x_token, x_feature, out_token, out_feature, R: tl.constexpr, C: tl.constexpr,
+    TOKENS: tl.constexpr, GROUP: tl.constexpr, GATHER: tl.constexpr, MASK_TOKENS: tl.constexpr,
+    MASK_FEATURES: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program has a pair of output tiles and TOKENS tokens; neighbours share tiles of x and of values."""
     pid = tl.program_id(0)
+    inputs_ptr = index_ptr + inputs_at
     first_token_tile = pid // (GROUP * num_pairs) * GROUP
     group = tl.minimum(tl.cdiv(tokens, TOKENS) - first_token_tile, GROUP)
     in_group = pid % (GROUP * num_pairs)
-    token = (first_token_tile + in_group % group) * TOKENS + tl.arange(0, TOKENS)
-    fields = pairs_ptr + in_group // group * 7
+    token_tile = first_token_tile + in_group % group
+    token = token_tile * TOKENS + tl.arange(0, TOKENS)
+    fields = index_ptr + pairs_at + in_group // group * 7
     tile_a, tile_b, row, entry = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3)
     both, only_a, only_b = tl.load(fields + 4), tl.load(fields + 5), tl.load(fields + 6)
 
     acc = _run(
-        tl.zeros((TOKENS, 2 * R), tl.float32), x_ptr, values_ptr, inputs_ptr, entry, row, both, token, tokens,
-        in_features, x_token, x_feature, 2 * R, C, GATHER, MASK_TOKENS, MASK_FEATURES, PRECISION, STAGES,
+        tl.zeros((TOKENS, 2 * R), tl.float32), x_ptr, x_tiles, values_ptr, pair_tiles, inputs_ptr, entry, row, both,
+        token_tile, token, tokens, in_features, x_token, x_feature, 2 * R, C, TOKENS, GATHER, MASK_TOKENS,
+        MASK_FEATURES, PRECISION, STAGES,
     )  # fmt: skip
     acc_a, acc_b = tl.split(tl.permute(tl.reshape(acc, (TOKENS, 2, R)), (0, 2, 1)))
     row += both * 2 * R
     entry += both
     acc_a = _run(
-        acc_a, x_ptr, values_ptr, inputs_ptr, entry, row, only_a, token, tokens, in_features, x_token, x_feature,
-        R, C, GATHER, MASK_TOKENS, MASK_FEATURES, PRECISION, STAGES,
+        acc_a, x_ptr, x_tiles, values_ptr, value_tiles, inputs_ptr, entry, row, only_a, token_tile, token, tokens,
+        in_features, x_token, x_feature, R, C, TOKENS, GATHER, MASK_TOKENS, MASK_FEATURES, PRECISION, STAGES,
     )  # fmt: skip
     lane = tl.arange(0, R)
     _finish(
@@ -120,8 +134,9 @@ def _many_tokens_kernel(
     )  # fmt: skip
     if tile_b >= 0:
         acc_b = _run(
-            acc_b, x_ptr, values_ptr, inputs_ptr, entry + only_a, row + only_a * R, only_b, token, tokens, in_features,
-            x_token, x_feature, R, C, GATHER, MASK_TOKENS, MASK_FEATURES, PRECISION, STAGES,
+            acc_b, x_ptr, x_tiles, values_ptr, value_tiles, inputs_ptr, entry + only_a, row + only_a * R, only_b,
+            token_tile, token, tokens, in_features, x_token, x_feature, R, C, TOKENS, GATHER, MASK_TOKENS,
+            MASK_FEATURES, PRECISION, STAGES,
         )  # fmt: skip
         _finish(
             acc_b, bias_ptr, out_ptr, token, tile_b * R + lane, tokens, out_features, out_token, out_feature, HAS_BIAS,
@@ -131,7 +146,7 @@ def _many_tokens_kernel(
 
 @triton.jit
 def _few_tokens_kernel(
-    x_ptr, values_ptr, bias_ptr, out_ptr, pairs_ptr, inputs_ptr, tokens, in_features, out_features,
+    x_ptr, values_ptr, bias_ptr, out_ptr, index_ptr, pairs_at, inputs_at, tokens, in_features, out_features,
     x_token, x_feature, out_token, out_feature, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr,
     ENTRIES: tl.constexpr, TOKENS: tl.constexpr, GATHER: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
@@ -139,7 +154,8 @@ def _few_tokens_kernel(
     """A program has ROWS outputs of a pair, all tokens, and reads ENTRIES entries of its list at a time."""
     pid = tl.program_id(0)
     parts: tl.constexpr = 2 * R // ROWS
-    fields = pairs_ptr + pid // parts * 7
+    inputs_ptr = index_ptr + inputs_at
+    fields = index_ptr + pairs_at + pid // parts * 7
     at = pid % parts * ROWS  # first of its outputs in the pair
     second = at // R
     tile = tl.load(fields + second)
@@ -187,63 +203,93 @@ class Shape(NamedTuple):
 
     tokens: int
     group: int
-    stages: int
+    stages: int  # two make one more buffer: an entry's place is loaded before its tile
     warps: int
+    descriptors: bool  # Hopper and newer
 
 
-def choose_shape(tokens: int, dtype: torch.dtype) -> Shape:
+def choose_shape(tokens: int, x: Tensor) -> Shape:
     """For the products of this many tokens."""
-    if dtype == torch.float32:
-        return Shape(32, 8, 2, 4)
+    if x.dtype == torch.float32:
+        return Shape(32, 8, 2, 4, False)
+    descriptors = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
     if tokens <= 64:
-        return Shape(64, 8, 4, 4)
-    return Shape(128, 8, 4, 4) if tokens <= 1024 else Shape(128, 8, 3, 8)
+        return Shape(64, 8, 5, 4, descriptors)
+    return Shape(128, 8, 5, 4 if tokens <= 1024 else 8, descriptors)
 
 
-def tile_matmul(x: Tensor, values: Tensor, bias: Tensor | None, tiling: Tiling, activation: str = "") -> Tensor:
+class _Part(NamedTuple):
+    """One of the two products in the index."""
+
+    num_pairs: int
+    pairs_at: int
+    inputs_at: int
+    gathered: bool
+
+
+def tile_matmul(
+    x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, sizes: Sizes, activation: str = ""
+) -> Tensor:
     """y = W x + bias for x of (tokens, in_features); `values` are what `tiling.pack` made."""
-    tokens, slots = x.shape[0], tiling.lines.shape[0]
-    out = x.new_empty(tokens, tiling.shape[0])
+    tokens = x.shape[0]
+    out = x.new_empty(tokens, sizes.out_features)
     if not out.numel():
         return out
-    shape = None if tokens <= _FEW_TOKENS else choose_shape(tokens, x.dtype)
+    shape = None if tokens <= _FEW_TOKENS else choose_shape(tokens, x)
     # Gathered slots are read by rows of tokens, so tokens are then the inner axis; whole tiles need no masks.
     padded = tokens if shape is None else triton.cdiv(tokens, shape.tokens) * shape.tokens
-    transposed = shape is not None and tiling.rows.is_gathered
-    z = x.new_empty(slots, padded).T if transposed else x.new_empty(padded, slots)
-    num_columns = TILE * tiling.columns.num_rows
-    _launch(x, values[:num_columns], None, z, tiling.columns, shape, tokens, "")
-    _launch(z, values[num_columns:], bias, out, tiling.rows, shape, tokens, activation)
+    transposed = shape is not None and sizes.gathered
+    z = x.new_empty(sizes.num_slots, padded).T if transposed else x.new_empty(padded, sizes.num_slots)
+    slots, column_pairs, column_inputs, row_pairs, _ = sizes.parts
+    columns = _Part(sizes.column_pairs, slots, slots + column_pairs, False)
+    begin = slots + column_pairs + column_inputs
+    rows = _Part(sizes.row_pairs, begin, begin + row_pairs, bool(sizes.gathered))
+    first, second = values.split([TILE * sizes.column_rows, TILE * sizes.row_rows])
+    _launch(x, first, index, None, z, columns, shape, tokens, "")
+    _launch(z, second, index, bias, out, rows, shape, tokens, activation)
     return out
 
 
 def _launch(
-    x: Tensor, values: Tensor, bias: Tensor | None, out: Tensor, product: Product, shape: Shape | None, tokens: int,
-    activation: str,
+    x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out: Tensor, part: _Part, shape: Shape | None,
+    tokens: int, activation: str,
 ) -> None:  # fmt: skip
     """One product; x and out may have more tokens than there are, which are neither meant nor written."""
-    num_pairs = product.pairs.shape[0]
-    if not num_pairs:
+    if not part.num_pairs:
         return
-    tensors = x, values, bias if bias is not None else values, out, product.pairs, product.inputs
-    sizes = tokens, x.shape[1], out.shape[1]
+    tensors = x, values, values if bias is None else bias, out, index
+    sizes = part.pairs_at, part.inputs_at, tokens, x.shape[1], out.shape[1]
     strides = *x.stride(), *out.stride()
     common = {
-        "R": TILE, "C": TILE, "GATHER": product.is_gathered, "HAS_BIAS": bias is not None, "ACTIVATION": activation,
+        "R": TILE, "C": TILE, "GATHER": part.gathered, "HAS_BIAS": bias is not None, "ACTIVATION": activation,
         "PRECISION": _precision(x),
     }  # fmt: skip
     if shape is None:
-        _few_tokens_kernel[(num_pairs * (2 * TILE // _FEW_ROWS),)](
+        _few_tokens_kernel[(part.num_pairs * (2 * TILE // _FEW_ROWS),)](
             *tensors, *sizes, *strides, ROWS=_FEW_ROWS, ENTRIES=_FEW_ENTRIES,
             TOKENS=1 if tokens == 1 else _FEW_TOKENS, num_warps=4, **common,
         )  # fmt: skip
         return
     token_tiles = triton.cdiv(tokens, shape.tokens)
-    _many_tokens_kernel[(token_tiles * num_pairs,)](
-        *tensors, *sizes, num_pairs, *strides, TOKENS=shape.tokens, GROUP=shape.group, STAGES=shape.stages,
-        MASK_TOKENS=x.shape[0] < token_tiles * shape.tokens, MASK_FEATURES=x.shape[1] % TILE != 0,
-        num_warps=shape.warps, **common,
+    _many_tokens_kernel[(token_tiles * part.num_pairs,)](
+        *tensors, *_descriptors(x, values, part, shape), *sizes, part.num_pairs, *strides, TOKENS=shape.tokens,
+        GROUP=shape.group, STAGES=shape.stages, MASK_TOKENS=x.shape[0] < token_tiles * shape.tokens,
+        MASK_FEATURES=x.shape[1] % TILE != 0, num_warps=shape.warps, **common,
     )  # fmt: skip
+
+
+def _descriptors(
+    x: Tensor, values: Tensor, part: _Part, shape: Shape
+) -> tuple[TensorDescriptor | None, TensorDescriptor | None, TensorDescriptor | None]:
+    """Of tiles of x, of values of a pair, and of one tile; None for what pointers have to do."""
+    if not shape.descriptors or not values.numel():
+        return None, None, None
+    rows = values.view(-1, TILE)
+    pair, single = (TensorDescriptor.from_tensor(rows, [height, TILE]) for height in (2 * TILE, TILE))
+    aligned = x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+    if part.gathered or not aligned or not x.numel():
+        return None, pair, single
+    return TensorDescriptor.from_tensor(x, [shape.tokens, TILE]), pair, single
 
 
 def _precision(x: Tensor) -> str:
