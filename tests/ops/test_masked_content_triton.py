@@ -61,6 +61,15 @@ def test_the_kernels_agree_with_the_definition(
             torch.testing.assert_close(got / scale, want / scale, **close)
 
 
+def test_the_result_may_have_the_dtype_of_the_product_that_follows(interpreted, unwritten_is_nan, generator):
+    grad, *rest = inputs(5, 2, 100, 4.0, torch.float32, generator)
+    found = interpreted.forward(*rest, torch.float16)
+    assert found.dtype == torch.float16 and torch.equal(found, reference.forward(*rest).half())
+    exact = interpreted.backward(grad.half().float(), *rest, True, True)
+    for got, want in zip(interpreted.backward(grad.half(), *rest, True, True), exact, strict=True):
+        assert got.dtype == torch.float32 and torch.equal(got, want)
+
+
 FAR = [2.0**24 - 1, 1 - 2.0**24, 63 * 2.0**20, -63 * 2.0**20, 2.0**30, -(2.0**31), -0.0]
 
 

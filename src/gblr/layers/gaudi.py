@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gblr.layers.prepared import autocast_dtype
 from gblr.layers.structured import dense_linear
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.structure import Structure
@@ -188,16 +189,16 @@ class GaudiModule(nn.Module):
         row_location, col_location = (l * n for l, n in zip(self.location_frac.unbind(), self._axes, strict=True))
         return (row_width, row_location), (col_width, col_location)
 
-    def factors(self) -> tuple[Float[Tensor, "k r out"], Float[Tensor, "k r in"]]:
-        """Masked contents: W = sum_k u_k^T v_k of these."""
+    def factors(self, dtype: torch.dtype | None = None) -> tuple[Float[Tensor, "k r out"], Float[Tensor, "k r in"]]:
+        """Masked contents: W = sum_k u_k^T v_k of these; in the contents' dtype unless another is given."""
         (row_width, row_location), (col_width, col_location) = self.elements()
-        u = masked_content_from(self._row_table, self.u, row_width, row_location)
-        v = masked_content_from(self._col_table, self.v, col_width, col_location)
+        u = masked_content_from(self._row_table, self.u, row_width, row_location, dtype)
+        v = masked_content_from(self._col_table, self.v, col_width, col_location, dtype)
         return u, v
 
     def flat_factors(self) -> tuple[Float[Tensor, "ranks out"], Float[Tensor, "ranks in"]]:
-        """The factors of W = u^T v, with ranks = num_blocks * block_rank."""
-        u, v = self.factors()
+        """The factors of W = u^T v, with ranks = num_blocks * block_rank; in autocast's dtype at once."""
+        u, v = self.factors(autocast_dtype(self.u))
         return u.flatten(0, 1), v.flatten(0, 1)
 
     @property

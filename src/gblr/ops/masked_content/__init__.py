@@ -41,8 +41,10 @@ def masked_content(
     return masked_content_from(build(length, sigma, dtype, content.device), content, width, location)
 
 
-def masked_content_from(table: Tensor, content: Tensor, width: Tensor, location: Tensor) -> Tensor:
-    """`masked_content` with a ready `step_table` (whole parameters) or `step_spectrum` (real ones).
+def masked_content_from(
+    table: Tensor, content: Tensor, width: Tensor, location: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """`masked_content` with a ready `step_table` (whole parameters) or `step_spectrum` (real ones), in `dtype`.
 
     For callers that hold the table: it may be rewritten in place between steps, so nothing here depends on sigma's
     value, and a compiled or captured step stays valid while sigma moves.
@@ -56,7 +58,7 @@ def masked_content_from(table: Tensor, content: Tensor, width: Tensor, location:
         raise ValueError(
             f"`width` and `location` must have the same shape; got {tuple(width.shape)} and {tuple(location.shape)}."
         )
-    return torch.ops.gblr.masked_content(content, width, location, table)
+    return torch.ops.gblr.masked_content(content, width, location, table, dtype)
 
 
 def table_dtype(*tensors: Tensor) -> torch.dtype:

@@ -12,7 +12,9 @@ from gblr.ops.backend import triton_module
 from gblr.ops.masked_content import cpu, reference
 
 _LIBRARY = torch.library.Library("gblr", "FRAGMENT")
-_LIBRARY.define("masked_content(Tensor content, Tensor width, Tensor location, Tensor table) -> Tensor")
+_LIBRARY.define(
+    "masked_content(Tensor content, Tensor width, Tensor location, Tensor table, ScalarType? dtype=None) -> Tensor"
+)
 _LIBRARY.define(
     "masked_content_backward(Tensor grad, Tensor content, Tensor width, Tensor location, Tensor table, "
     "bool need_content, bool need_structure) -> (Tensor, Tensor, Tensor)"
@@ -41,12 +43,17 @@ def _as_blocks(content: Tensor, width: Tensor) -> Tensor:
     return content.reshape(width.numel(), block_rank, content.shape[-1])
 
 
-def _forward(content: Tensor, width: Tensor, location: Tensor, table: Tensor) -> Tensor:
-    forward = _implementation(content, width, location, table).forward
-    if _is_in_blocks(content, width):
-        return forward(content, width, location, table)
-    out = forward(_as_blocks(content, width), width.reshape(-1), location.reshape(-1), table)
-    return out.reshape(content.shape)
+def _forward(
+    content: Tensor, width: Tensor, location: Tensor, table: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    kernels = _implementation(content, width, location, table)
+    dtype = content.dtype if dtype is None else dtype
+    blocks = content if _is_in_blocks(content, width) else _as_blocks(content, width)
+    arguments = blocks, width.reshape(-1), location.reshape(-1), table
+    # only the GPU's writes another dtype at no cost
+    out = kernels.forward(*arguments, dtype) if blocks.is_cuda and kernels is not reference else None
+    out = kernels.forward(*arguments).to(dtype) if out is None else out
+    return out if blocks is content else out.reshape(content.shape)
 
 
 def _backward(
@@ -58,10 +65,12 @@ def _backward(
     need_content: bool,
     need_structure: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    backward = _implementation(content, width, location, table).backward
+    kernels = _implementation(content, width, location, table)
+    if not (content.is_cuda and kernels is not reference):
+        grad = grad.to(content.dtype)
     if _is_in_blocks(content, width):
-        return backward(grad, content, width, location, table, need_content, need_structure)
-    grad_content, grad_width, grad_location = backward(
+        return kernels.backward(grad, content, width, location, table, need_content, need_structure)
+    grad_content, grad_width, grad_location = kernels.backward(
         _as_blocks(grad, width), _as_blocks(content, width), width.reshape(-1), location.reshape(-1), table,
         need_content, need_structure,
     )  # fmt: skip
@@ -72,8 +81,10 @@ def _backward(
     return grad_content, grad_width, grad_location
 
 
-def _fake_forward(content: Tensor, width: Tensor, location: Tensor, table: Tensor) -> Tensor:
-    return content.new_empty(content.shape)
+def _fake_forward(
+    content: Tensor, width: Tensor, location: Tensor, table: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    return content.new_empty(content.shape, dtype=content.dtype if dtype is None else dtype)
 
 
 def _fake_backward(
@@ -93,33 +104,33 @@ def _fake_backward(
     )
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    content, width, location, table = inputs
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    content, width, location, table, _ = inputs
     ctx.save_for_backward(content, width, location)
     ctx.table = table  # shared by every call at this sigma, so it is no memory of this node's
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     content, width, location = ctx.saved_tensors
-    need_content, need_width, need_location, _ = ctx.needs_input_grad
+    need_content, need_width, need_location, *_ = ctx.needs_input_grad
     grads = torch.ops.gblr.masked_content_backward(
         grad, content, width, location, ctx.table, need_content, need_width or need_location
     )
     needed = (need_content, need_width, need_location)
-    return (*(g if need else None for g, need in zip(grads, needed, strict=True)), None)
+    return (*(g if need else None for g, need in zip(grads, needed, strict=True)), None, None)
 
 
-def _batched(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Tensor, int]:
+def _batched(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
     """vmap: blocks are independent of each other, so a mapped axis is one more leading axis of blocks."""
     content, width, location, table = (
         arg.movedim(dim, 0) if dim is not None else arg.expand(info.batch_size, *arg.shape)
-        for arg, dim in zip(args, in_dims, strict=True)
+        for arg, dim in zip(args[:4], in_dims[:4], strict=True)
     )
     if in_dims[3] is not None:
         raise NotImplementedError(
             "masked_content cannot be mapped over its table (over sigma); loop over sigma instead."
         )
-    return torch.ops.gblr.masked_content(content, width, location, table[0]), 0
+    return torch.ops.gblr.masked_content(content, width, location, table[0], *args[4:]), 0
 
 
 _LIBRARY.impl("masked_content", _forward, "CompositeExplicitAutograd")

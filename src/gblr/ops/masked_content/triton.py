@@ -66,9 +66,12 @@ def _masked_content_bwd_kernel(
         tl.store(at_rise_ptr + row, tl.sum(sum_rise))
 
 
-def forward(content: Tensor, width: Tensor, location: Tensor, table: Tensor) -> Tensor:
+def forward(
+    content: Tensor, width: Tensor, location: Tensor, table: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """In `dtype`, that of the content if not given: a product in half precision then needs no cast."""
     content = content.contiguous()
-    out = torch.empty_like(content)
+    out = torch.empty_like(content, dtype=dtype)
     blocks, block_rank, length = content.shape
     if out.numel():
         tile = _tile(length)
