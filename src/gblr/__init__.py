@@ -27,6 +27,7 @@ from gblr.ops.masked_content import masked_content
 from gblr.ops.masks import boxcar_mask, gaudi_mask, round_ste
 from gblr.ops.prox import soft_shrink
 from gblr.training.budget import Budget
+from gblr.training.heal import HealResult, heal_
 from gblr.training.learner import StructureLearner
 from gblr.training.loop import TrainResult, train
 from gblr.training.param_groups import param_groups
@@ -43,6 +44,7 @@ __all__ = [
     "GaudiConfig",
     "GaudiConv2d",
     "GaudiLinear",
+    "HealResult",
     "LowRankConfig",
     "LowRankMatrix",
     "MonarchConfig",
@@ -68,6 +70,7 @@ __all__ = [
     "from_pretrained",
     "gaudi_mask",
     "harden_",
+    "heal_",
     "interpolate",
     "linear_layers",
     "load_",

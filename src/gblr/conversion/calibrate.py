@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gblr.conversion.sources import Source
+from gblr.layers.conv import ConvGeometry
 from gblr.progress import progress
 
 
@@ -35,7 +36,7 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
         statistics[source.name] = Statistics(gram)
 
         def hook(module: nn.Module, args: Any, kwargs: Any, source: Source = source) -> None:
-            x = _vectors(source, args[0] if args else next(iter(kwargs.values())), padding[0])
+            x = input_vectors(args[0] if args else next(iter(kwargs.values())), source.geometry, padding[0])
             statistics[source.name].gram += (x.mT @ x).double()
             statistics[source.name].positions += x.shape[0]
 
@@ -59,27 +60,36 @@ def _run(model: nn.Module, batches: Iterable[Any], padding: list[Tensor | None])
     total = len(batches) if isinstance(batches, Sequence) else 0
     with torch.no_grad(), progress("calibrating", total) as tick:
         for batch in batches:
-            padding[0] = None
-            if isinstance(batch, Tensor):
-                model(batch)
-            elif isinstance(batch, Mapping):
-                mask = batch.get("attention_mask")
-                padding[0] = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
-                model(**batch)
-            elif isinstance(batch, Sequence) and not isinstance(batch, str):
-                model(*batch)
-            else:
-                raise ValueError(
-                    "`calibration` must yield tensors, tuples of arguments or dicts of named arguments; "
-                    f"got {type(batch).__name__}."
-                )
+            padding[0] = padding_of(batch)
+            batch_call(model, batch)
             tick()
 
 
-def _vectors(source: Source, x: Tensor, padding: Tensor | None) -> Float[Tensor, "positions in"]:
+def batch_call(model: nn.Module, batch: Any) -> Any:
+    """The model's output on a tensor, a tuple of arguments, or a mapping of named ones."""
+    if isinstance(batch, Tensor):
+        return model(batch)
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return model(*batch)
+    raise ValueError(
+        "`calibration` must yield tensors, tuples of arguments or dicts of named arguments; "
+        f"got {type(batch).__name__}."
+    )
+
+
+def padding_of(batch: Any) -> Tensor | None:
+    """(samples, positions) bool, True where a token is real; None if the batch has no attention mask."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
+def input_vectors(x: Tensor, geometry: ConvGeometry | None, padding: Tensor | None) -> Float[Tensor, "positions in"]:
+    """What the matrix of a layer is applied to, in float32, without padded positions."""
     x = x.detach()
-    if source.geometry is not None:
-        x = source.geometry.unfold(x)[0]
+    if geometry is not None:
+        x = geometry.unfold(x)[0]
     elif padding is not None and x.shape[:-1] == padding.shape:
         x = x[padding.to(x.device)]
     return x.reshape(-1, x.shape[-1]).float()

@@ -1,0 +1,173 @@
+"""`heal_`: recovery of a converted model from its dense original, on inputs without labels."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gblr.conversion.calibrate import batch_call, padding_of
+from gblr.conversion.checkpoint import load_, save_pretrained
+from gblr.conversion.cost import cost
+from gblr.conversion.planner import as_call
+from gblr.conversion.refit import Freedom, Refitted, refit_layers_, structured_layers
+from gblr.fitting.config import check_choice
+from gblr.layers.gaudi import GaudiModule
+from gblr.training.atomic import write_json
+from gblr.training.budget import Budget
+from gblr.training.loop import TrainResult, train
+from gblr.training.schedules import SigmaSchedule
+from gblr.training.train_config import TrainConfig
+
+Match = Literal["auto", "logits", "hidden"]
+
+
+@dataclass(frozen=True)
+class HealResult:
+    """Errors of every layer before and after its refit, and the history of the distillation; None for a step that
+    was not taken.
+    """
+
+    layers: list[Refitted]
+    training: TrainResult | None
+
+
+def heal_(
+    model: nn.Module,
+    teacher: nn.Module,
+    batches: Sequence[Any],
+    *,
+    layers: bool = True,
+    config: TrainConfig | None = None,
+    structure: Freedom = "frozen",
+    match: Match = "auto",
+    temperature: float = 1.0,
+    out: str | os.PathLike[str] | None = None,
+) -> HealResult:
+    """Brings the outputs of a converted `model` back to those of `teacher`, its dense original, in place.
+
+    `batches` are inputs as the model is called with, without labels; a sequence, as they are read several times. First
+    the structured layers are refitted one after the other, each to the dense layer's outputs on the inputs that the
+    compressed model gives it (`layers=False` skips this). Then, with a `config`, the whole model is trained to the
+    teacher's outputs: logits by their Kullback-Leibler divergence at `temperature`, hidden states by their relative
+    squared error; `match="auto"` takes logits where the output has them.
+
+    The cost stays what it is. `structure="free"` lets blocks move and change size within it; any format can be healed.
+    With `out`, both steps are saved there as they go, and the same call continues after an interruption.
+
+        small = copy.deepcopy(model)
+        gblr.convert_(small, gblr.GaudiConfig(relative_cost=0.5), calibration=batches)
+        gblr.heal_(small, model, batches, config=gblr.TrainConfig(epochs=3, lr=2e-4))
+        gblr.harden_(small)
+    """
+    check_choice("structure", structure, Freedom)
+    check_choice("match", match, Match)
+    _check(model, teacher, batches)
+    folder = None if out is None else Path(out)
+    refitted = _refit(model, teacher, batches, structure, folder) if layers else []
+    if config is None:
+        return HealResult(refitted, None)
+    return HealResult(refitted, _distill(model, teacher, batches, config, structure, match, temperature, folder))
+
+
+def _check(model: nn.Module, teacher: nn.Module, batches: Sequence[Any]) -> None:
+    if not isinstance(batches, Sequence) or isinstance(batches, str) or not batches:
+        raise ValueError("`batches` must be a list of inputs, as they are read several times; use `list(...)`.")
+    names = structured_layers(model)
+    if not names:
+        raise ValueError("`model` has no structured layer to heal; convert it first with `convert_`.")
+    theirs = dict(teacher.named_modules())
+    if structured_layers(teacher):
+        raise ValueError("`teacher` has structured layers; it must be the dense original, copied before `convert_`.")
+    if absent := [name for name in names if name not in theirs]:
+        raise ValueError(f"`teacher` has no layer {absent[0]!r}: it must be the dense original of `model`.")
+
+
+def _refit(
+    model: nn.Module, teacher: nn.Module, batches: Sequence[Any], structure: Freedom, folder: Path | None
+) -> list[Refitted]:
+    """With a folder, saved as it goes: what is done before is not done again."""
+    if folder is None:
+        return refit_layers_(model, teacher, batches, structure)
+    file, stored = folder / "layers.json", folder / "layers"
+    done = [Refitted(**row) for row in json.loads(file.read_text())] if file.exists() else []
+    if done:
+        load_(model, stored)
+
+    def keep(refitted: list[Refitted]) -> None:
+        done.extend(refitted)
+        save_pretrained(model, stored)
+        write_json(file, [vars(row) for row in done])
+
+    folder.mkdir(parents=True, exist_ok=True)
+    refit_layers_(model, teacher, batches, structure, [row.layer for row in done], keep)
+    return done
+
+
+def _distill(
+    model: nn.Module, teacher: nn.Module, batches: Sequence[Any], config: TrainConfig, structure: Freedom, match: Match,
+    temperature: float, folder: Path | None,
+) -> TrainResult:  # fmt: skip
+    gaudi = [module for module in model.modules() if isinstance(module, GaudiModule)]
+    frozen: list[nn.Parameter] = []
+    if structure == "free" and gaudi and config.budget is None:
+        args, kwargs = as_call(batches[0])
+        present = cost(model, *args, **kwargs).relative_cost
+        config = replace(config, budget=Budget(relative_cost=present), sigma=SigmaSchedule(torch.inf, torch.inf))
+    elif structure == "frozen":
+        frozen = [p for module in gaudi for p in module.structure_parameters() if p.requires_grad]
+    was_training = teacher.training
+    teacher.eval()
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        loss = distillation_loss(teacher, match, temperature)
+        return train(model, batches, config=config, out=None if folder is None else folder / "train", loss=loss)
+    finally:
+        teacher.train(was_training)
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def distillation_loss(
+    teacher: nn.Module, match: Match = "auto", temperature: float = 1.0
+) -> Callable[[nn.Module, Any], Tensor]:
+    """A loss for `gblr.train`: how far the model's outputs on a batch are from the teacher's."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.no_grad():
+            goal = batch_call(teacher, batch)
+        found = batch_call(model, batch)
+        kind = match if match != "auto" else ("logits" if getattr(goal, "logits", None) is not None else "hidden")
+        goal, found = _output(goal, kind), _output(found, kind)
+        real = padding_of(batch)
+        if real is not None and goal.shape[: real.dim()] == real.shape:
+            goal, found = goal[real], found[real]
+        if kind == "hidden":
+            return (found.float() - goal.float()).square().sum() / goal.float().square().sum().clamp(min=1e-30)
+        goal, found = (values.float().flatten(0, -2) / temperature for values in (goal, found))
+        divergence = nn.functional.kl_div(
+            found.log_softmax(-1), goal.log_softmax(-1), reduction="batchmean", log_target=True
+        )
+        return divergence * temperature**2
+
+    return loss
+
+
+def _output(output: Any, kind: str) -> Tensor:
+    """The tensor of that kind in what a model returned."""
+    if isinstance(output, Tensor):
+        return output
+    names = ("logits",) if kind == "logits" else ("last_hidden_state", "hidden_states", "logits")
+    for name in names:
+        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        value = value[-1] if isinstance(value, (tuple, list)) and value else value
+        if isinstance(value, Tensor):
+            return value
+    if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise ValueError(f"the model's output, a {type(output).__name__}, has no {' or '.join(names)} to match.")

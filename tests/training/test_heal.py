@@ -1,0 +1,201 @@
+"""Recovery from the dense original: layer by layer, then as a whole; the cost stays."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import gblr
+from gblr.conversion.refit import refit_layers_, structured_layers
+from gblr.training.heal import distillation_loss
+from tests.conversion import converted
+from tests.helpers import raises_value_error
+
+CONFIGS = {
+    "gaudi": gblr.GaudiConfig(0.4),
+    "gaudi rank 4": gblr.GaudiConfig(0.5, block_rank=4),
+    "low rank": gblr.LowRankConfig(0.4),
+    "monarch": gblr.MonarchConfig(0.6),
+    "pixelfly": gblr.PixelflyConfig(0.6, tile=8),
+    "blast": gblr.BlastConfig(0.5, num_tiles=2),
+}
+
+
+def tokens(number: int = 6) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [{"input_ids": torch.randint(0, 50, (4, 12), generator=generator)} for _ in range(number)]
+
+
+def sharpened(model: nn.Module) -> nn.Module:
+    """Weights with a spectrum that falls, as trained ones have: random ones have nothing to keep."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            u, s, v = torch.linalg.svd(module.weight.detach(), full_matrices=False)
+            module.weight.data = u @ torch.diag(s * torch.linspace(1, 0.05, len(s)) ** 2) @ v * 3
+    return model
+
+
+def distance(model: nn.Module, teacher: nn.Module, batches) -> float:
+    with torch.no_grad():
+        return sum(float(distillation_loss(teacher)(model, batch)) for batch in batches) / len(batches)
+
+
+def mults(model: nn.Module) -> dict[str, int]:
+    return {name: layer.num_mults if hasattr(layer, "num_mults") else layer.matrix.num_mults
+            for name, layer in structured_layers(model).items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_layers_refitted_in_order_bring_the_outputs_nearer(config):
+    teacher, batches = sharpened(converted.bert()), tokens()
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, config, where=gblr.linear_layers(exclude=("pooler",)), calibration=batches)
+    before, spent = distance(model, teacher, batches), mults(model)
+    result = gblr.heal_(model, teacher, batches)
+    assert distance(model, teacher, batches) < 0.98 * before
+    assert result.training is None and len(result.layers) == 12
+    assert all(row.error <= row.error_before + 1e-6 for row in result.layers)
+    assert result.layers[0].layer.endswith("query") and result.layers[-1].layer.endswith("1.output.dense")
+    assert all(found <= spent[name] for name, found in mults(model).items())
+
+
+@pytest.mark.parametrize("structure", ["frozen", "free"])
+def test_blocks_stay_where_they_are_unless_they_are_free(structure):
+    teacher, batches = sharpened(converted.bert()), tokens()
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.GaudiConfig(0.4), where=gblr.linear_layers(include=("intermediate",)))
+
+    def masks() -> list[torch.Tensor]:
+        found = [layer.structure for layer in structured_layers(model).values()]
+        return [gblr.boxcar_mask(s.col_width[s.live], s.col_location[s.live], 32) for s in found]
+
+    before = masks()
+    gblr.heal_(model, teacher, batches, structure=structure)
+    stayed = all(torch.equal(old, new) for old, new in zip(before, masks(), strict=True))
+    assert stayed == (structure == "frozen")
+
+
+def test_a_layer_alone_becomes_the_best_of_its_format():
+    """Inputs that differ from the dense ones by a scale: a refit undoes it."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 8))
+    teacher[1].weight.data = torch.randn(8, 2) @ torch.randn(2, 16)
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.5), where=gblr.linear_layers(include=("1",)))
+    model[0].weight.data *= 2
+    batches = [torch.randn(64, 16) for _ in range(4)]
+    (row,) = refit_layers_(model, teacher, batches)
+    with torch.no_grad():
+        relative = (model(batches[0]) - teacher(batches[0])).norm() / teacher(batches[0]).norm()
+    assert row.error < 0.02 < row.error_before and relative < 0.02
+
+
+@pytest.mark.parametrize("make", [converted.gpt2, converted.llama, converted.vit, converted.resnet])
+def test_every_kind_of_model_can_be_healed(make):
+    teacher = make()
+    model = copy.deepcopy(teacher)
+    where = gblr.conv_layers() if make is converted.resnet else gblr.linear_layers()
+    gblr.convert_(model, gblr.GaudiConfig(0.5, steps=3), where=where)
+    batches = [converted.IMAGES] * 2 if make in (converted.vit, converted.resnet) else tokens(3)
+    before = distance(model, teacher, batches)
+    gblr.heal_(model, teacher, batches)
+    assert distance(model, teacher, batches) < before
+    gblr.harden_(model)
+    gblr.heal_(model, teacher, batches)  # packed layers too
+    assert distance(model, teacher, batches) < before
+
+
+@pytest.mark.parametrize("structure", ["frozen", "free"])
+@pytest.mark.parametrize("match", ["logits", "hidden"])
+def test_distillation_goes_on_where_the_refit_ends(structure, match):
+    teacher, batches = converted.llama(), tokens(8)
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.GaudiConfig(0.4, steps=3), calibration=batches)
+    before, spent = distance(model, teacher, batches), sum(mults(model).values())
+    config = gblr.TrainConfig(epochs=12, lr=3e-3, structure_lr=1e-3, weight_decay=0.0)
+    result = gblr.heal_(model, teacher, batches, layers=False, config=config, structure=structure, match=match)
+    assert result.layers == [] and result.training is not None
+    assert distance(model, teacher, batches) < 0.8 * before
+    assert sum(mults(model).values()) <= spent
+    assert all(p.requires_grad for layer in structured_layers(model).values() for p in layer.parameters())
+
+
+def test_padded_positions_do_not_count():
+    teacher = converted.bert()
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.4))
+    ids, mask = torch.randint(0, 50, (2, 10)), torch.ones(2, 10, dtype=torch.long)
+    mask[0, 6:] = 0
+    batch, loss = {"input_ids": ids, "attention_mask": mask}, distillation_loss(teacher)
+    with torch.no_grad():
+        first = loss(model, batch)
+        ids[0, 6:] = 7
+        torch.testing.assert_close(loss(model, batch), first)
+
+
+def test_an_interrupted_refit_continues(tmp_path, monkeypatch):
+    teacher, batches = sharpened(converted.bert()), tokens(2)
+
+    def convert() -> nn.Module:
+        model = copy.deepcopy(teacher)
+        gblr.convert_(model, gblr.LowRankConfig(0.4))
+        return model
+
+    whole = convert()
+    gblr.heal_(whole, teacher, batches)
+    from gblr.conversion import refit
+
+    done, real = [], refit._refit_layer
+
+    def stops(*args):
+        if len(done) == 5:
+            raise KeyboardInterrupt
+        done.append(args[2])
+        return real(*args)
+
+    monkeypatch.setattr(refit, "_refit_layer", stops)
+    with pytest.raises(KeyboardInterrupt):
+        gblr.heal_(convert(), teacher, batches, out=tmp_path)
+    stored = [row["layer"] for row in json.loads((tmp_path / "layers.json").read_text())]
+    assert stored == done[: len(stored)] and len(stored) >= 4
+    monkeypatch.setattr(refit, "_refit_layer", real)
+    model = convert()
+    result = gblr.heal_(model, teacher, batches, out=tmp_path)
+    assert len({row.layer for row in result.layers}) == len(result.layers) == len(structured_layers(whole))
+    x = batches[0]
+    torch.testing.assert_close(model(**x)[0], whole(**x)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_mistakes_are_said_before_anything_is_changed():
+    teacher, batches = converted.bert(), tokens(1)
+    model = copy.deepcopy(teacher)
+    with raises_value_error("convert_"):
+        gblr.heal_(model, teacher, batches)
+    gblr.convert_(model, gblr.LowRankConfig(0.4))
+    with raises_value_error("list(...)"):
+        gblr.heal_(model, teacher, iter(batches))
+    with raises_value_error("dense original", "teacher"):
+        gblr.heal_(model, model, batches)
+    with raises_value_error("no layer", "dense original"):
+        gblr.heal_(model, nn.Linear(2, 2), batches)
+    with raises_value_error("structure", "'loose'"):
+        gblr.heal_(model, teacher, batches, structure="loose")
+
+
+def test_a_model_that_skips_a_layer_is_told_apart():
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.b(self.a(x)) if float(x.sum()) < math.inf else self.b(x)
+
+    teacher = Skips()
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.5))
+    with raises_value_error("not every layer runs"):
+        gblr.heal_(model, teacher, [torch.zeros(2, 8), torch.full((2, 8), math.inf)])
