@@ -15,7 +15,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from gblr.ops.block_matmul.tiling import TILE, Sizes
 
 _FEW_TOKENS = 16  # at most so many go to the kernel for few
-_FEW_ROWS, _FEW_ENTRIES = 16, 4
 
 
 @triton.jit
@@ -208,6 +207,18 @@ class Shape(NamedTuple):
     descriptors: bool  # Hopper and newer
 
 
+class FewShape(NamedTuple):
+    """Constants of `_few_tokens_kernel`: outputs of a program, entries that it reads at a time."""
+
+    rows: int
+    entries: int
+    warps: int
+
+
+def choose_few_shape(tokens: int) -> FewShape:
+    return FewShape(16, 8, 4) if tokens == 1 else FewShape(16, 4, 4)
+
+
 def choose_shape(tokens: int, x: Tensor) -> Shape:
     """For the products of this many tokens."""
     if x.dtype == torch.float32:
@@ -265,9 +276,10 @@ def _launch(
         "PRECISION": _precision(x),
     }  # fmt: skip
     if shape is None:
-        _few_tokens_kernel[(part.num_pairs * (2 * TILE // _FEW_ROWS),)](
-            *tensors, *sizes, *strides, ROWS=_FEW_ROWS, ENTRIES=_FEW_ENTRIES,
-            TOKENS=1 if tokens == 1 else _FEW_TOKENS, num_warps=4, **common,
+        few = choose_few_shape(tokens)
+        _few_tokens_kernel[(part.num_pairs * (2 * TILE // few.rows),)](
+            *tensors, *sizes, *strides, ROWS=few.rows, ENTRIES=few.entries,
+            TOKENS=1 if tokens == 1 else _FEW_TOKENS, num_warps=few.warps, **common,
         )  # fmt: skip
         return
     token_tiles = triton.cdiv(tokens, shape.tokens)
