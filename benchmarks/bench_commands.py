@@ -48,7 +48,7 @@ def steps(minilm: str | None, data: str | None) -> list[tuple[str, str]]:
     return found
 
 
-VIT = "python:examples.vit_from_config:vit"
+VIT = "python:examples.models.vit_from_config:vit"
 
 
 def run(arguments: str, places: dict[str, str]) -> float:
