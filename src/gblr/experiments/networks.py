@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gblr.conversion.filters import Filter, conv_layers, linear_layers
 from gblr.models.load import load_model
 from gblr.models.mixer import Mixer
-from gblr.models.resnet_cifar import CifarResNet
+from gblr.models.resnet_cifar import MEAN, STD, CifarResNet
 from gblr.models.vit import ViT
 from gblr.training.objective import logits_of
 
@@ -69,15 +70,22 @@ def load_network(name: str, source: str) -> nn.Module:
         if place is None:
             raise FileNotFoundError(f"no {name}.safetensors in {folder} or its subfolder resnet_cifar10.")
         return CifarResNet.from_file(place / f"{name}.safetensors", depth)
-    return Scores(load_model(source, task="image-classification").model)
+    loaded = load_model(source, task=None if ":" in source else "image-classification")
+    return Scores(loaded.model.float(), loaded.image_mean or MEAN, loaded.image_std or STD)
 
 
 class Scores(nn.Module):
-    """A model of another library, which may wrap its class scores in an object."""
+    """A model of another library: it may have a normalisation of its own, and wrap its scores in an object."""
 
-    def __init__(self, model: nn.Module):
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]):
         super().__init__()
         self.model = model
+        given, own = torch.tensor([MEAN, STD]), torch.tensor([mean, std])
+        self.register_buffer("scale", (given[1] / own[1])[:, None, None])
+        self.register_buffer("shift", ((given[0] - own[0]) / own[1])[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        return logits_of(self.model(images))
+        return logits_of(self.model(images * self.scale + self.shift))

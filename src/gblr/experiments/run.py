@@ -11,8 +11,6 @@ from gblr.training.budget import Scope, Weights
 from gblr.training.schedules import SigmaSchedule, SigmaShape
 
 Method = Literal["dense", "low rank", "monarch", "pixelfly", "blast", "gaudi"]
-RATES = (5e-4, 1e-3, 2e-3)  # tried for every method alike; a whole factor of four
-DEFAULT_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Run:
     structure_lr: float = 5e-3
     epochs: int = 60
     batch_size: int = 1024
-    lr: float = DEFAULT_RATE
+    lr: float = 1e-3
     trials: str = ""
     held_out: int = 0
     weight_decay: float = 0.05
@@ -79,7 +77,7 @@ class Recipe:
     """A table or figure of the paper: its runs by name, for a number of seeds, on one data set.
 
     `runs` are listed in the order in which they should be made. `folder` is where results lie: that of another recipe
-    where the same runs serve both. `smoke` bounds how many runs the smoke test makes.
+    where the same runs serve both. `model` is the default of --model, for networks that users bring.
     """
 
     name: str
@@ -89,7 +87,7 @@ class Recipe:
     module: str
     folder: str = ""
     seeds: int = 3
-    model: str = ""  # default of --model: pretrained networks that users bring
+    model: str = ""
 
     @property
     def place(self) -> Path:
@@ -105,7 +103,8 @@ class Kind:
     options: tuple[tuple[str, Any], ...] = ()
 
     def run(self, model: str, relative_cost: float, **more: Any) -> Run:
-        return Run(model, self.method, relative_cost, **{**dict(self.options), **more})
+        """Options of the kind itself win: they are what makes it that kind."""
+        return Run(model, self.method, relative_cost, **{**more, **dict(self.options)})
 
 
 BASELINES = tuple(Kind(method.replace(" ", "-"), method) for method in ("low rank", "monarch", "pixelfly", "blast"))

@@ -1,4 +1,4 @@
-"""`gblr reproduce NAME`: all runs of a recipe, several at a time on one GPU, each made once and resumed if cut short."""
+"""`gblr reproduce NAME`: the runs of a recipe, several at a time on one GPU, each made once, resumed if cut short."""
 
 import argparse
 import os
@@ -232,11 +232,11 @@ class Sweep:
 
 
 def smoke_runs(runs: dict[str, Run]) -> dict[str, Run]:
-    """The first of each kind, tiny."""
+    """The first of each kind, tiny; and one trial of a learning rate, if there are any."""
     kinds: dict[Any, str] = {}
     for name, run in runs.items():
-        kind = (run.method, run.block_rank, run.budget, run.init, run.allocation, bool(run.held_out), run.start_cost)
-        kinds.setdefault(kind, name)
+        kind = (run.method, run.block_rank, run.budget, run.init, run.allocation, run.start_cost, run.weights)
+        kinds.setdefault("trial" if run.held_out else kind, name)
     return {name: tiny_run(runs[name]) for name in kinds.values()}
 
 

@@ -70,32 +70,50 @@ def train_run(
     """
     task = task.holding_out(run.held_out) if run.held_out else task
     task = task.to(device)
-    where = NETWORKS[run.model].where
     model = (sources or Sources()).network(run, task).to(device)
     example = next(iter(task.judging(task.test)))[0][:1]
-    calibration = task.calibration(run.calibration) if run.calibration else None
-    dense = judge(model, task.judging(task.test)) if run.source else None
-    target = structure_(model, run, where, example, calibration)
-    before = judge(model, task.judging(task.test)) if run.source else None
-    training = Training(model, run, task, target)
-    if state is not None and state.exists():
-        training.load(state)
+    saved = None if state is None or not state.exists() else torch.load(state, map_location=device, weights_only=True)
+    record = _converted(model, run, task, example) if saved is None else _resumed(model, run, task, example, saved)
+    training = Training(model, run, task, record["target"])
+    if saved is not None:
+        training.load(saved)
         say(f"goes on after epoch {training.epoch}")
-    _train(training, state, deadline, say)
-    record = {"dense_start": dense, "before": before, "target": target, "curve": training.curve}
-    record |= {"seconds": training.seconds, "soft": judge(model, task.judging(task.test))}
+    _train(training, record, state, deadline, say)
+    record |= {"curve": training.curve, "seconds": training.seconds, "soft": judge(model, task.judging(task.test))}
     if training.learner is not None:
         record["max_shrinkage"] = training.learner.state_dict()["max_shrinkage"] or None
     return _finished(model, task, example, record)
 
 
-def _train(training: Training, state: Path | None, deadline: float, say: Callable[[str], None]) -> None:
+def _converted(model: nn.Module, run: Run, task: Task, example: torch.Tensor) -> dict[str, Any]:
+    """Structured layers in place; accuracies of trained models before it and before any training."""
+    test = task.judging(task.test)
+    record: dict[str, Any] = {"dense_start": judge(model, test) if run.source else None}
+    calibration = task.calibration(run.calibration) if run.calibration else None
+    begin = time.perf_counter()
+    record["target"] = structure_(model, run, NETWORKS[run.model].where, example, calibration)
+    record["fit_seconds"] = time.perf_counter() - begin
+    return record | {"before": judge(model, test) if run.source else None}
+
+
+def _resumed(model: nn.Module, run: Run, task: Task, example: torch.Tensor, saved: Any) -> dict[str, Any]:
+    """Layers of the same shapes, to be filled from the saved state: GBLR without fitting once more."""
+    if run.method == "gaudi":
+        structure_(model, replace(run, init="scratch", start_cost=1.0), NETWORKS[run.model].where, example)
+    else:
+        _converted(model, run, task, example)
+    return saved["record"]
+
+
+def _train(
+    training: Training, record: dict[str, Any], state: Path | None, deadline: float, say: Callable[[str], None]
+) -> None:
     longest = 0.0
     while not training.done:
         begin = time.time()
         if begin + 1.1 * longest > deadline:
             if state is not None:
-                Store(state.parent).save(state, training.state())
+                Store(state.parent).save(state, training.state() | {"record": record})
             raise Paused(f"after epoch {training.epoch} of {training.run.epochs}")
         say(training.train_epoch())
         longest = time.time() - begin

@@ -2,7 +2,6 @@
 
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,8 +85,7 @@ class Training:
             "curve": self.curve,
         }
 
-    def load(self, file: Path) -> None:
-        state = torch.load(file, map_location=self.task.device, weights_only=True)
+    def load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.seconds, self.curve = state["epoch"], state["seconds"], state["curve"]
