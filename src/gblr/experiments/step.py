@@ -42,9 +42,11 @@ class Step:
         on_gpu: bool,
         smoothing: float = 0.1,
         clip: float = 1.0,
+        captured: bool | None = None,
     ):
         self.model, self.optimizer, self.on_gpu = model, optimizer, on_gpu
         self.smoothing, self.clip = smoothing, clip
+        self.captured = on_gpu if captured is None else captured
         self.clipped = [p for group in optimizer.param_groups if group["name"] != "structure" for p in group["params"]]
         self.calls = 0
         self.graph: Any = None
@@ -52,7 +54,7 @@ class Step:
     def __call__(self, x: Tensor, target: Tensor) -> Tensor:
         """The loss, in a tensor that the next call overwrites."""
         self.calls += 1
-        if not self.on_gpu:
+        if not self.captured:
             return self._step(x, target)
         if self.graph is None and self.calls <= self._EAGER:
             side = torch.cuda.Stream()

@@ -33,12 +33,12 @@ def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> int:
         return check(recipe.name, smoke_runs(runs), _smoke_task(recipe), write=args.write_check)
     if args.smoke:
         return smoke(recipe, runs, args.out)
-    if args.data is None:
+    if args.data is None and not args.tiny:
         raise ValueError(f"--data DIR or the variable GBLR_DATA must name the folder with the data ({recipe.data}).")
     if args.one:
         return one(recipe, args.one, runs[args.one], args)
     if recipe.data != "imagenet":
-        load_task(recipe.data, args.data, args.out)  # decoded once, for all processes
+        _task(recipe, args)  # decoded once, for all processes
     return Sweep(recipe, runs, args).go()
 
 
@@ -52,9 +52,11 @@ def parse(recipe: Recipe, arguments: Sequence[str] | None) -> argparse.Namespace
     parser.add_argument("--workers", type=int, default=3, help="runs at a time")
     parser.add_argument("--time", type=float, metavar="SECONDS", help="then runs pause, and none is started")
     parser.add_argument("--model", default=recipe.model, help="trained network, for recipes that start from one")
+    parser.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs: slow, for debugging")
     parser.add_argument("--list", action="store_true", help="names of the runs")
     parser.add_argument("--smoke", action="store_true", help="tiny networks, generated images, this process: seconds")
     parser.add_argument("--check", action="store_true", help="compare a tiny version with its stored result")
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # all runs, tiny, as processes
     parser.add_argument("--write-check", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, default=float("inf"), help=argparse.SUPPRESS)
@@ -72,7 +74,11 @@ def chosen(recipe: Recipe, args: argparse.Namespace) -> dict[str, Run]:
         raise ValueError(f"no run matches {' '.join(args.only)}; the names are those of --list.")
     if args.epochs:
         runs = {name: replace(run, epochs=args.epochs) for name, run in runs.items()}
-    return runs
+    return {name: tiny_run(run, args.epochs or 2) for name, run in runs.items()} if args.tiny else runs
+
+
+def _task(recipe: Recipe, args: argparse.Namespace) -> Task:
+    return _smoke_task(recipe) if args.tiny else load_task(recipe.data, args.data, args.out)
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------
@@ -82,10 +88,10 @@ def one(recipe: Recipe, name: str, run: Run, args: argparse.Namespace) -> int:
     """In a process of its own: trains, and stores the result."""
     store = Store(args.out / recipe.place)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    task = load_task(recipe.data, args.data, args.out)
+    task = _task(recipe, args)
     sources = Sources(args.out, args.model or str(args.data))
     try:
-        perform(recipe, name, run, task, store, device, sources, args.deadline)
+        perform(recipe, name, run, task, store, device, sources, args.deadline, args.eager)
     except Paused as paused:
         print(f"paused {paused}", flush=True)
         return _PAUSED
@@ -94,11 +100,11 @@ def one(recipe: Recipe, name: str, run: Run, args: argparse.Namespace) -> int:
 
 def perform(
     recipe: Recipe, name: str, run: Run, task: Task, store: Store, device: str = "cpu",
-    sources: Sources | None = None, deadline: float = float("inf"),
+    sources: Sources | None = None, deadline: float = float("inf"), eager: bool = False,
 ) -> Record:  # fmt: skip
     run, trials = with_best_rate(run, store)
     state = store.path(name, ".state.pt")
-    result = train_run(run, task, device, sources, state, deadline, lambda line: print(line, flush=True))
+    result = train_run(run, task, device, sources, state, deadline, lambda line: print(line, flush=True), eager)
     head: Record = {"name": name, "recipe": recipe.name, "config": run.to_dict(), "seed": run.seed}
     head |= {"commit": os.environ.get("GBLR_COMMIT", ""), "device": _device_name(device), "torch": torch.__version__}
     record = head | ({"rate_trials": trials} if trials else {}) | result.record
@@ -186,11 +192,12 @@ class Sweep:
     def _start(self, name: str) -> None:
         self.waiting.remove(name)
         options = ["--data", str(self.args.data), "--out", str(self.args.out), "--seeds", str(self.args.seeds)]
+        options += [f"--{flag}" for flag in ("tiny", "eager") if getattr(self.args, flag)]
         options += ["--epochs", str(self.args.epochs)] if self.args.epochs else []
         options += ["--model", self.args.model] if self.args.model else []
         command = [sys.executable, "-m", self.recipe.module, *options, "--one", name, "--deadline", str(self.deadline)]
         threads = str(max(1, (os.cpu_count() or 1) // self.args.workers))
-        with self.store.path(name, ".log").open("w") as log:
+        with self.store.path(name, ".log").open("a") as log:
             self.running[name] = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env={"OMP_NUM_THREADS": threads} | os.environ
             )

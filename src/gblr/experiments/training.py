@@ -19,19 +19,19 @@ CURVE = ("epoch", "train_loss", "test_accuracy", "relative_cost", "live_blocks",
 
 
 class Training:
-    """`target` is what the converted layers may cost at the end."""
+    """`target` is what the converted layers may cost at the end; `eager` does without compilation and CUDA graphs."""
 
-    def __init__(self, model: nn.Module, run: Run, task: Task, target: float):
+    def __init__(self, model: nn.Module, run: Run, task: Task, target: float, eager: bool = False):
         self.model, self.run, self.task = model, run, task
         device = torch.device(task.device)
         self.batches: Batches = task.training(run)
         self.total = run.epochs * len(self.batches)
         on_gpu = device.type == "cuda"
-        if on_gpu:
+        if on_gpu and not eager:
             compile_blocks_(model)
         self.optimizer = GraphAdamW(param_groups(model, run.lr, run.structure_lr, run.weight_decay), device)
         self.learner = self._learner(target) if run.method == "gaudi" and self.total else None
-        self.step = Step(model, self.optimizer, on_gpu, run.smoothing, run.clip)
+        self.step = Step(model, self.optimizer, on_gpu, run.smoothing, run.clip, captured=on_gpu and not eager)
         self.epoch, self.seconds = 0, 0.0
         self.curve: dict[str, list[Any]] = {name: [] for name in CURVE}
 
