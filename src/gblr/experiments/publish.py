@@ -72,7 +72,8 @@ def row_of(record: Record) -> Record:
     row |= {key: record[key] for key in ("reached_cost", "model_relative_cost", "num_params", "seconds", "commit")}
     for key in ("before", "dense_start"):
         row[key] = record[key]["accuracy"] if record.get(key) else None
-    more = {key: record[key] for key in ("rate_trials", "max_shrinkage", "curve") if record.get(key)}
+    kept = ("max_shrinkage",) if row["trial"] else ("rate_trials", "max_shrinkage", "curve")
+    more = {key: record[key] for key in kept if record.get(key)}
     return row | more
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -36,7 +37,7 @@ def draw_against_cost(lines: Sequence[Line], dense: tuple[float, float] | None, 
         axes.axhline(dense[0], color=FAINT, linestyle="--", linewidth=1.2, label="dense")
     for i, line in enumerate(lines):
         colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
-        style = {"color": colour, "marker": marker, "linewidth": 1.6, "capsize": 3, "markersize": 5}
+        style: dict[str, Any] = {"color": colour, "marker": marker, "linewidth": 1.6, "capsize": 3, "markersize": 5}
         axes.errorbar(line.cost, line.mean, yerr=line.spread, label=line.label, **style)
     axes.set_title(title, fontsize=12, color=INK)
     axes.set_xlabel("cost: multiplications over dense")
