@@ -70,7 +70,7 @@ class Task:
         return replace(self, train=ImageSet(*self.train[:kept]), test=ImageSet(*self.train[kept:]))
 
 
-def generated(num_classes: int = 10, num: int = 128, size: int = 32, seed: int = 0) -> Task:
+def generated(num_classes: int = 10, num: int = 64, size: int = 32, seed: int = 0) -> Task:
     """Coloured patterns, one for each class, under noise: enough for losses to fall within a few steps."""
     generator = torch.Generator().manual_seed(seed)
     patterns = torch.rand(num_classes, 3, 4, 4, generator=generator).repeat_interleave(size // 4, -1)

@@ -36,7 +36,7 @@ class Network:
     tiny: dict[str, Any] = field(default_factory=dict)
 
 
-_TINY_VIT = {"width": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2.0}
+_TINY_VIT = {"width": 32, "depth": 1, "num_heads": 2, "mlp_ratio": 2.0}
 _TINY_RESNET = {"depth": 8, "widths": (8, 16, 16)}
 NETWORKS: dict[str, Network] = {
     "vit384": Network(ViT, _ATTENTION_AND_MLP, {}, _TINY_VIT),

@@ -169,6 +169,6 @@ def _blocks(layers: dict[str, MatrixModule]) -> dict[str, np.ndarray]:
 def tiny_run(run: Run, epochs: int = 2) -> Run:
     """The same run in a second or two, for smoke tests and checks."""
     return replace(
-        run, epochs=min(run.epochs, epochs), batch_size=32, warmup_epochs=0.5, eval_every=1,
-        held_out=min(run.held_out, 32), calibration=min(run.calibration, 32),
+        run, epochs=min(run.epochs, epochs), batch_size=16, warmup_epochs=0.5, eval_every=1,
+        held_out=min(run.held_out, 16), calibration=min(run.calibration, 32),
     )  # fmt: skip
