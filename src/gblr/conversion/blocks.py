@@ -108,7 +108,7 @@ class Outside:
         for number, block in enumerate(blocks):
             block.forward = lambda *args, number=number, **kwargs: forward(number, args, kwargs)
         try:
-            with torch.no_grad(), self._weights_on_demand():
+            with torch.no_grad(), self._weights_on_demand(), _without_cache(self.model):
                 batch_call(self.model, batch)
         except _Enough:
             pass
@@ -143,6 +143,19 @@ class Outside:
             _restore(kept)
             for handle in handles:
                 handle.remove()
+
+
+@contextmanager
+def _without_cache(model: Any) -> Iterator[None]:
+    """Blocks would be given a store of keys and values, which cannot be kept on disk."""
+    before = getattr(model.config, "use_cache", None)
+    if before:
+        model.config.use_cache = False
+    try:
+        yield
+    finally:
+        if before:
+            model.config.use_cache = before
 
 
 def _restore(kept: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:

@@ -297,6 +297,8 @@ def report_row(job: Job, layer: Any) -> Row:
 def _describe(matrix: StructuredMatrix) -> str:
     name = type(matrix).__name__.removesuffix("Matrix")
     rank, num_blocks = getattr(matrix, "rank", None), getattr(matrix, "num_blocks", None)
+    if isinstance(matrix, PackedGBLR):
+        return f"packed, {matrix.structure.num_blocks} blocks of rank {matrix.block_rank}"
     if rank is not None:
         return f"{name}, rank {rank}"
     return name if num_blocks is None else f"{name}, {num_blocks} blocks"

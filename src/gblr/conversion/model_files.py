@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gblr.conversion.tensor_files import SHOWN, CheckpointError
 from gblr.conversion.tensor_stream import Entry, read_entries
-from gblr.conversion.transformers_model import build_without_weights
+from gblr.conversion.transformers_model import build_without_weights, renamer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHERS = ("pytorch_model*.bin", "*.gguf", "*.pt", "*.pth", "tf_model.h5", "flax_model.msgpack")
@@ -75,13 +75,13 @@ def _stored_entries(source: Path) -> dict[str, Entry]:
     if (source / "gblr.json").is_file():
         raise ValueError(f"{source} was written by gblr: its layers are structured already, and nothing is to fit.")
     index = source / INDEX
-    if index.is_file():
+    if (source / WEIGHTS).is_file():  # first, as transformers looks for them
+        names = [WEIGHTS]
+    elif index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index} is damaged: {error}") from error
-    elif (source / WEIGHTS).is_file():
-        names = [WEIGHTS]
     else:
         raise FileNotFoundError(_no_safetensors(source))
     absent = [name for name in names if not (source / name).is_file()]
@@ -111,7 +111,13 @@ def _aliases(model: nn.Module) -> dict[str, str]:
 
 
 def _matched(model: Any, aliases: dict[str, str], stored: dict[str, Entry]) -> tuple[dict[str, Entry], list[str]]:
-    """The file's tensors under the model's names: as they are, or with the prefix of the base model on or off."""
+    """The file's tensors under the model's names: as they are, as transformers renames them, or with the prefix of the
+
+    base model on or off.
+    """
+    if not stored.keys() >= model.state_dict().keys() - aliases.keys():
+        rename = renamer(model)
+        stored = {rename(name): entry for name, entry in stored.items()} | stored
     prefix = f"{getattr(model, 'base_model_prefix', '') or ' '}."
     found: dict[str, Entry] = {}
     problems = []

@@ -34,8 +34,6 @@ class Calibration:
     ):  # fmt: skip
         self.model, self.blocks, self.files, self.batches = model, blocks, files, batches
         self.folder, self.device = folder, device
-        if hasattr(model.config, "use_cache"):
-            model.config.use_cache = False  # blocks would be given a store of keys and values
 
     def collect(self, number: int) -> None:
         """Statistics of block `number`, or of what stands outside the blocks after the last; once for all time."""

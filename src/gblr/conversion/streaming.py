@@ -79,7 +79,7 @@ def convert_streaming(
     if rank == 0:
         folder.remove_work()
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
-    rows = _in_order([Row(**row) for row in stored["report"]], sources)
+    rows = _in_order([Row(**row | {"shape": tuple(row["shape"])}) for row in stored["report"]], sources)
     return Report([*rows, *skipped], [s.name for s in sources], report_title(config, calibration), notes)
 
 
@@ -237,7 +237,6 @@ def _on_cpu(batch: Any) -> Any:
 
 def _in_order(rows: Sequence[Row], sources: Sequence[Source]) -> list[Row]:
     place = {name: i for i, source in enumerate(sources) for name in source.part_names}
-    rows = [dataclasses.replace(row, shape=(row.shape[0], row.shape[1])) for row in rows]
     return sorted(rows, key=lambda row: place[row.layer])
 
 

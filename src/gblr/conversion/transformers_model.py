@@ -4,6 +4,7 @@ import copy
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,17 @@ def _build(directory: Path, architecture: str, attention: str | None, mode: Abst
     if (directory / "generation_config.json").exists() and model.can_generate():
         model.generation_config = transformers.GenerationConfig.from_pretrained(directory)
     return model
+
+
+def renamer(model: Any) -> Callable[[str], str]:
+    """From the name of a tensor in a file to that in the model: transformers renames some when it loads them.
+
+    Tensors that it also joins or splits keep their names; the caller will not find them in the model.
+    """
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+    except ImportError:
+        return lambda name: name  # an older transformers, whose files have the names of its models
+    rules: Any = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+    return lambda name: rename_source_key(name, rules, [])[0]
