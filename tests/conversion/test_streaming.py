@@ -224,3 +224,35 @@ def test_other_arguments_in_the_same_folder_are_refused(source, change, words, t
     with pytest.raises(OtherConversion, match=words):
         convert_streaming(source, tmp_path / "out", **({"config": LOW_RANK} | change))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+HIDDEN, NUM_BLOCKS = 512, 12
+BLOCK = 9 * HIDDEN**2 * 4  # bytes of a block of `write_llama` in float32: 9 MiB; its largest weight has 2 MiB
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("large"), NUM_BLOCKS, HIDDEN, shard="20MB")
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "limit"),
+    [
+        ("low rank", [], 36 * MIB),  # 26 is too little; most of it is the SVD in float64 of one layer
+        pytest.param("low rank", ["cal"], 50 * MIB, marks=pytest.mark.slow),
+        pytest.param("gaudi rank 16", [], 66 * MIB, marks=pytest.mark.slow),
+    ],
+    ids=["low rank", "low rank, calibrated", "GBLR"],
+)
+def test_a_model_is_converted_in_less_memory_than_it_takes(large, config, options, limit, tmp_path):
+    assert limit < NUM_BLOCKS * BLOCK
+    code, written = run(large, tmp_path / "out", config, *options, LIMIT=str(limit))
+    assert code == 0, written
+
+
+def test_convert_fails_where_streaming_does_not(large, tmp_path):
+    code, written = run(large, tmp_path / "out", "low rank", "whole", LIMIT=str(66 * MIB))
+    assert code != 0 and "memory" in written

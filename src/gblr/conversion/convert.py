@@ -175,7 +175,9 @@ def fit_piece(config: Config, piece: Sequence[Job], tick: Tick = lambda: None) -
     weight = _stacked([job.weight.float() for job in piece])
     gram = None
     if piece[0].gram is not None:
-        gram = prepare_gram(_stacked([job.gram.to(weight.device) for job in piece])).float()  # type: ignore
+        grams = [prepare_gram(job.gram[None].to(weight.device)).float()[0] for job in piece]  # type: ignore
+        gram = _stacked(grams)
+        del grams
     budget = torch.tensor([job.budget for job in piece], device=weight.device)
     with few_threads(weight):
         matrices = fit_batch(config.for_dtype(piece[0].weight.dtype), weight, gram, budget, tick)

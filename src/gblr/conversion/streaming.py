@@ -99,7 +99,7 @@ class _Conversion:
 
     def run(self) -> None:
         done = [self.folder.unit_marker(number).is_file() for number in range(len(self.units))]
-        totals = [len(self._mine(unit)) + 1 for unit in self.units]
+        totals = [len(self._mine(number)) + 1 for number in range(len(self.units))]
         before = sum(total for total, is_done in zip(totals, done, strict=True) if is_done)
         shown = self.folder.rank == 0
         with progress("layers", sum(totals), before, shown) as tick:
@@ -113,7 +113,7 @@ class _Conversion:
         self._collect(number, sources)
         unit = self.folder.unit(number)
         unit.mkdir(exist_ok=True)
-        for source in self._mine(sources):
+        for source in self._mine(number):
             if not _marker(unit, sources, source).is_file():
                 self._fit(source, number, _marker(unit, sources, source))
             tick(source.name)
@@ -133,14 +133,17 @@ class _Conversion:
         collected, done = self.folder.unit(number) / "collected.json", self.folder.unit_marker(number)
         self.folder.wait(lambda: collected.is_file() or done.is_file(), f"the statistics of block {number}")
 
-    def _mine(self, sources: Sequence[Source]) -> list[Source]:
-        """This process's share: the largest layers first, each to whom has least to do, as all can work it out."""
+    def _mine(self, number: int) -> list[Source]:
+        """This process's share of a unit: the largest layers first, each to whom has least to do.
+
+        All processes work it out alike. Whose turn is first changes from unit to unit, as shares are never equal.
+        """
         load = [0.0] * self.folder.world
         mine = []
-        for source in sorted(sources, key=lambda source: -_work(source)):
-            rank = load.index(min(load))
-            load[rank] += _work(source)
-            if rank == self.folder.rank:
+        for source in sorted(self.units[number], key=lambda source: -_work(source)):
+            turn = load.index(min(load))
+            load[turn] += _work(source)
+            if (turn + number) % self.folder.world == self.folder.rank:
                 mine.append(source)
         return mine
 
