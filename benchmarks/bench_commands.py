@@ -23,7 +23,7 @@ import torch
 from gblr.workflows.describe import cpu_name
 
 RUNS = Path("runs/commands")
-DEMO = "--train 20 --lr 0.001 --structure-lr 0.005 --baseline low-rank --baseline monarch --threads 1"
+DEMO = "--train 40 --lr 0.001 --structure-lr 0.005 --baseline low-rank --baseline monarch --threads 1"
 
 
 def steps(minilm: str | None, data: str | None) -> list[tuple[str, str]]:
@@ -48,7 +48,7 @@ def steps(minilm: str | None, data: str | None) -> list[tuple[str, str]]:
     return found
 
 
-VIT = "python:examples.vit_from_config:vit"
+VIT = "python:examples.models.vit_from_config:vit"
 
 
 def run(arguments: str, places: dict[str, str]) -> float:

@@ -8,6 +8,7 @@ Every shape that compiles is checked against float32 and timed as a CUDA graph.
 import argparse
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ CASES = (
     Case(11008, 4096, 0.25),
     Case(3072, 768, 0.17, block_rank=64, align=64),
 )
-TOKENS = (64, 256, 4096, 25216)
+TOKENS = (1, 16, 64, 256, 4096, 25216)
 
 
 def shapes(tokens: int) -> list[kernels.Shape]:
@@ -33,17 +34,23 @@ def shapes(tokens: int) -> list[kernels.Shape]:
     return [kernels.Shape(*shape) for shape in found if not (shape[0] == 256 and shape[3] == 4)]
 
 
+def few_shapes(tokens: int) -> list[kernels.FewShape]:
+    rows = (8, 16, 32) if tokens == 1 else (16, 32)
+    return [kernels.FewShape(*shape) for shape in itertools.product(rows, (2, 4, 8), (2, 4, 8))]
+
+
 def tune(case: Case, tokens: int) -> list[dict[str, Any]]:
-    layer = Layer(case)
+    few = tokens <= 16
+    layers = [Layer(case, seed) for seed in range(8)] if few else [Layer(case)] * 4  # few tokens: weights not in cache
+    count, layer = len(layers), layers[0]
     x = torch.randn(tokens, case.in_features, device=device(), dtype=torch.bfloat16)
-    count = 4 if tokens > 1000 else 16
-    (dense,) = in_turns([captured([lambda: layer.dense(x)] * count)], 7)
+    (dense,) = in_turns([captured([partial(each.dense, x) for each in layers])], 7)
     rows = []
-    for shape in shapes(tokens):
-        kernels.choose_shape = lambda *_, shape=shape: shape
+    for shape in few_shapes(tokens) if few else shapes(tokens):
+        setattr(kernels, "choose_few_shape" if few else "choose_shape", lambda *_, shape=shape: shape)
         try:
             error = layer.error(x)
-            (seconds,) = in_turns([captured([lambda: layer.packed(x)] * count)], 7)
+            (seconds,) = in_turns([captured([partial(each.packed, x) for each in layers])], 7)
         except Exception as reason:  # too much shared memory, mostly
             rows.append({"shape": shape, "failed": str(reason)[:100]})
             continue

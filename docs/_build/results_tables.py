@@ -220,7 +220,7 @@ CPU_MODELS: Sequence[Column] = (
 
 
 def cpu_layers(record: Record) -> str:
-    """One line per case, one column per batch: time over dense, bold where above the target that follows in brackets."""
+    """One line per case, one column per batch: time over dense, bold where above the target, which follows."""
     batches = sorted({row["batch"] for row in record["rows"]})
     lines: dict[str, dict[int, str]] = {}
     for row in record["rows"]:
@@ -235,6 +235,41 @@ def cpu_models(record: Record) -> str:
     return all_rows(CPU_MODELS, num_left=1)({"rows": [row for row in record["models"] if "over_amdahl" in row]})
 
 
+def gpu_layers(record: Record) -> str:
+    """Speeds with their targets in brackets, bold where missed."""
+
+    def judged(speed: float, target: float | None) -> str:
+        text = f"{speed:.2f}" if target is None or speed >= target else f"**{speed:.2f}**"
+        return text if target is None else f"{text} ({target:g})"
+
+    heads = ["matrix", "tokens", "dense, us", "low rank, us", "GBLR, us", "speed / low rank", "speed / dense"]
+    rows = []
+    for row in record["rows"]:
+        times = (f"{row[key]:.1f}" for key in ("dense_us", "low_rank_us", "packed_us"))
+        speeds = judged(row["over_low_rank"], row["low_rank_target"]), judged(row["over_dense"], row["dense_target"])
+        ends = f"{row['over_floor']:.1f}", f"{row['padding']:.2f}"
+        rows.append([row["case"], f"{row['tokens']:,}", *times, *speeds, *ends])
+    return markdown_table([*heads, "time / floor", "stored / needed"], rows, num_left=1)
+
+
+def gpu_models(record: Record) -> str:
+    rows = []
+    for row in record["models"]:
+        for key, target in row["targets"].items():
+            way, value = target.rsplit(" ", 1)
+            met = row[key] <= float(value) if way == "at most" else row[key] >= float(value)
+            rows.append([row["model"], GPU_JUDGED[key], f"{row[key]:.2f}" if met else f"**{row[key]:.2f}**", target])
+    return markdown_table(["model", "what", "measured", "target"], rows, num_left=2)
+
+
+GPU_JUDGED = {
+    "over_dense": "speed / dense",
+    "over_dense_step": "time of a step / dense step",
+    "fft_over_masks": "extra time with masks by FFT / with ours",
+    "memory_over_dense": "peak memory / dense",
+}
+
+
 def command_times(record: Record) -> str:
     rows = [[row["what"], f"`{row['command']}`", f"{row['seconds']:.0f}"] for row in record["rows"]]
     return markdown_table(["what", "command", "seconds"], rows, num_left=2)
@@ -242,7 +277,17 @@ def command_times(record: Record) -> str:
 
 def command_results(record: Record, only: str = "") -> str:
     """The models that each command compared; `only` keeps the rows whose name begins so."""
-    heads = ["run", "model", "measured", "cost", "cost of the model", "parameters", "file", "ms, batch 1", "ms, batch 64"]
+    heads = [
+        "run",
+        "model",
+        "measured",
+        "cost",
+        "cost of the model",
+        "parameters",
+        "file",
+        "ms, batch 1",
+        "ms, batch 64",
+    ]
     rows = []
     for row in record["rows"]:
         for result in row["results"] if row["what"].startswith(only) and ": compressed" in row["what"] else ():
@@ -271,6 +316,8 @@ TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("digits.json", "means"): digits_means,
     ("learner.json", ""): all_rows(LEARNER),
     ("onnx.json", ""): all_rows(ONNX, num_left=2),
+    ("gpu.json", ""): gpu_layers,
+    ("gpu.json", "models"): gpu_models,
     ("commands.json", ""): command_times,
     ("commands.json", "results"): command_results,
     ("cpu.json", ""): cpu_layers,
@@ -285,6 +332,7 @@ COMMANDS = {
     "cifar10-weights.json": "python -m gblr.experiments.cifar10_learning --data DIR",
     "digits.json": "python examples/learn_digits.py --seeds 4",
     "cpu.json": "python benchmarks/bench_cpu.py --out docs/results/cpu.json",
+    "gpu.json": "python benchmarks/bench_gpu.py --out docs/results/gpu.json",
     "commands.json": "python benchmarks/bench_commands.py --minilm MINILM --data DATA --out docs/results/commands.json",
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
     "onnx.json": "python benchmarks/bench_onnx.py --out docs/results/onnx.json",

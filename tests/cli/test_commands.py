@@ -156,3 +156,11 @@ def test_a_seed_decides_all_random_numbers(gblr, tmp_path):
     first, again, other = trained(3, "a"), trained(3, "b"), trained(4, "c")
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert any(first[name].shape != other[name].shape or not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_layers_are_healed_after_the_fit(gblr, tmp_path):
+    ended = gblr("compress", "vit:digits", *TINY, "--cost", 0.3, "--calibration", 64, "--heal", "--out", "run")
+    assert ended.code == 0 and "layers refitted in order" in ended.err
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["results"][1]["relative_cost"] <= 0.3
+    ended = gblr("compress", "vit:digits", *TINY, "--calibration", 0, "--heal", "--out", "other")
+    assert ended.code == 1 and "--calibration" in ended.err

@@ -47,6 +47,9 @@ def compress(
     train: Annotated[float | None, typer.Option("--train", help="Epochs of training after the fit.")] = None,
     no_train: Annotated[bool, typer.Option("--no-train", help="Fit only (the default without --train).")] = False,
     calibration: Annotated[int, typer.Option(help="Inputs that weigh the fit; 0 for none.")] = 256,
+    heal: Annotated[
+        bool, typer.Option("--heal", help="Refit the layers in order, each on what the compressed model gives it.")
+    ] = False,
     out: Out = None,
     block_rank: Rank = 1,
     include: Names = None,
@@ -77,7 +80,7 @@ def compress(
     run(
         {
             "model": model, "data": data, "cost": cost, "method": method, "epochs": train or 0.0,
-            "calibration": calibration, "block_rank": block_rank, "include": tuple(include or ()),
+            "calibration": calibration, "heal": heal, "block_rank": block_rank, "include": tuple(include or ()),
             "exclude": tuple(exclude or ()), "convolutions": convolutions, "baselines": tuple(baseline or ()), "lr": lr,
             "structure_lr": structure_lr, "batch_size": batch_size, "max_train": max_train, "max_eval": max_eval,
             "seed": seed,

@@ -75,7 +75,7 @@ class GramMetric:
     def project(self, target: Float[Tensor, "b r in"], price: Float[Tensor, " b"], align: int) -> Projection:
         length = target.shape[-1]
         rotated = self.times(target)[:, :, self.rotation].transpose(1, 2)  # (b, starts, r, in)
-        explained = rotated @ self.inverse.mT
+        explained = (self.inverse @ rotated.mT).mT  # rotated @ inverse.mT is four times as slow for a single row
         size = torch.arange(1, length + 1, device=target.device)
         value = explained.square().sum(2).cumsum(-1) - price[:, None, None] * size  # (b, starts, in)
         value = value.masked_fill(~self._allowed(size, align, length), -torch.inf).flatten(1)

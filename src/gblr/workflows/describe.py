@@ -118,7 +118,8 @@ def environment(device: torch.device) -> dict[str, Any]:
         version = "source tree"
     on_gpu = device.type == "cuda"
     return {
-        "gblr": version, "torch": torch.__version__, "python": sys.version.split()[0], "platform": platform.platform(),
+        "gblr": version, "torch": torch.__version__, "python": sys.version.split()[0],
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(), "device": torch.cuda.get_device_name(device) if on_gpu else "CPU",
         "kernels": cpu_kernels(), "threads": torch.get_num_threads(),
     }  # fmt: skip

@@ -20,8 +20,8 @@ TITLES |= {"pixelfly": "Pixelfly", "blast": "BLAST"}
 
 @dataclass(frozen=True)
 class Settings:
-    """`epochs=0` fits without training; `None` takes what suits the data. `baselines` are methods to compare with, of
-    the same cost, calibration and training.
+    """`epochs=0` fits without training; `None` takes what suits the data. `heal` refits the layers one after the other
+    on the calibration inputs. `baselines` are methods to compare with, of the same cost, calibration and training.
     """
 
     model: str
@@ -30,6 +30,7 @@ class Settings:
     method: str = "gaudi"
     epochs: float | None = 0.0
     calibration: int = 256
+    heal: bool = False
     block_rank: int = 1
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -49,6 +50,8 @@ class Settings:
                 raise ValueError(f"unknown method {name!r}: choose from {', '.join(METHODS)}.")
         if not 0 < self.cost <= 1:
             raise ValueError(f"the cost is a fraction of the dense multiplications in (0, 1]; got {self.cost:g}.")
+        if self.heal and (self.from_scratch or not self.calibration):
+            raise ValueError("healing needs a trained model and calibration inputs: give --calibration 256, say.")
         if self.epochs is not None and self.epochs < 0:
             raise ValueError(f"the number of epochs must be 0 or above; got {self.epochs:g}.")
 

@@ -40,8 +40,9 @@ def stream(settings: Settings, out: Path, say: Say = print) -> Report:
     check(settings)
     first = int(os.environ.get("RANK", 0)) == 0
     say = say if first else lambda line: None
-    model, _ = open_model_files(Path(settings.model).expanduser())
-    loaded = Weightless(**vars(describe(model, settings.model, settings.model)))
+    source = Path(settings.model).expanduser()
+    model, _ = open_model_files(source)
+    loaded = Weightless(**vars(describe(model, settings.model, str(source))))
     batches = None
     if settings.calibration:
         say(f"reading {settings.calibration} samples of {settings.data} for calibration")
@@ -49,17 +50,16 @@ def stream(settings: Settings, out: Path, say: Say = print) -> Report:
     say(list_layers(model, settings))
     if first:
         claim(out, settings)
-    report = convert_streaming(
-        settings.model, out / "model", config_of(settings, settings.method), where_of(settings), batches
-    )
+    config = config_of(settings, settings.method)
+    report = convert_streaming(source, out / "model", config, where_of(settings), batches)
     if first and loaded.tokenizer is not None and hasattr(loaded.tokenizer, "save_pretrained"):
         loaded.tokenizer.save_pretrained(out / "model")
     return report
 
 
 def check(settings: Settings) -> None:
-    if settings.epochs or settings.baselines:
-        raise ValueError("--stream fits and nothing more: leave out --train and --baseline.")
+    if settings.epochs or settings.baselines or settings.heal:
+        raise ValueError("--stream fits and nothing more: leave out --train, --heal and --baseline.")
     if not Path(settings.model).expanduser().is_dir():
         raise FileNotFoundError(
             f"--stream reads the directory of a Hugging Face model; there is none at {settings.model}. Download the "
@@ -68,7 +68,7 @@ def check(settings: Settings) -> None:
 
 
 def calibration_batches(settings: Settings, loaded: LoadedModel) -> list[Any]:
-    """The same inputs that the command takes without --stream."""
+    """Windows of text for a language model, the same as without --stream; for an encoder texts of any part."""
     path = Path(settings.data).expanduser()
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     if not any(is_text(file) for file in files):

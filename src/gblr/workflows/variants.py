@@ -24,6 +24,7 @@ from gblr.fitting.config import Config, GaudiConfig
 from gblr.layers.gaudi import GaudiModule
 from gblr.training.atomic import write_json
 from gblr.training.budget import Budget
+from gblr.training.heal import heal_
 from gblr.training.loop import train
 from gblr.training.rng import derived_seed, seed_all
 from gblr.training.schedules import SigmaSchedule
@@ -65,6 +66,8 @@ class Variant:
         seed_all(derived_seed(self.settings.seed, self.method))
         if not self.is_dense:
             self._convert()
+            if self.settings.heal:
+                self._heal()
         if self.num_epochs and (not self.is_dense or self.settings.from_scratch):
             self._train()
         self._harden()
@@ -93,6 +96,13 @@ class Variant:
         self.say(f"{len(report)} layers converted to cost {report.relative_cost:.3f}{_error(report)}")
         save_pretrained(self.model, stored)
         write_json(errors, self.result["errors"])
+
+    def _heal(self) -> None:
+        batches = self.task.calibration(self.settings.calibration)
+        # free: the blocks were placed by a fit just now, and what they are fitted to has changed
+        healed = heal_(self.model, self.dense, batches, structure="free", out=self.folder / "healed").layers
+        before, after = (sum(getattr(row, key) for row in healed) / len(healed) for key in ("error_before", "error"))
+        self.say(f"layers refitted in order: mean error of their outputs {before:.3f} before, {after:.3f} after")
 
     def _train(self) -> None:
         config = self._train_config()

@@ -1,6 +1,6 @@
 """A vision transformer of transformers, from a config alone, for 32 x 32 images; no weights are downloaded.
 
-    gblr train python:examples.vit_from_config:vit --data cifar10:DIR --epochs 3 --out runs/vit-dense
+    gblr train python:examples.models.vit_from_config:vit --data cifar10:DIR --epochs 3 --out runs/vit-dense
     gblr compress runs/vit-dense --data cifar10:DIR --cost 0.3 --train 2 --out runs/vit-small
 
 The same pattern serves any model that you can build: a function without arguments that returns it.
