@@ -235,7 +235,7 @@ def test_other_arguments_in_the_same_folder_are_refused(source, change, words, t
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 MIB = 1 << 20
-HIDDEN, NUM_BLOCKS = 512, 8
+HIDDEN, NUM_BLOCKS = 512, 12
 BLOCK = 9 * HIDDEN**2 * 4  # bytes of a block of `write_llama` in float32: 9 MiB; its largest weight has 2 MiB
 
 
@@ -249,7 +249,7 @@ def large(tmp_path_factory):
     [
         ("low rank", [], 36 * MIB),  # 26 is too little; most of it is the SVD in float64 of one layer
         pytest.param("low rank", ["cal"], 50 * MIB, marks=pytest.mark.slow),
-        pytest.param("gaudi rank 16", [], 66 * MIB, marks=pytest.mark.slow),
+        pytest.param("gaudi rank 16", [], 84 * MIB, marks=pytest.mark.slow),
     ],
     ids=["low rank", "low rank, calibrated", "GBLR"],
 )
@@ -260,5 +260,5 @@ def test_a_model_is_converted_in_less_memory_than_it_takes(large, config, option
 
 
 def test_convert_fails_where_streaming_does_not(large, tmp_path):
-    code, written = run(large, tmp_path / "out", "low rank", "whole", LIMIT=str(66 * MIB))
+    code, written = run(large, tmp_path / "out", "low rank", "whole", LIMIT=str(84 * MIB))
     assert code != 0 and "memory" in written
