@@ -142,10 +142,13 @@ def module_file(module: str) -> Path:
 
 
 def script_options(file: Path) -> set[str]:
-    """Options that `argparse` is told of."""
-    calls = [node for node in ast.walk(ast.parse(Path(file).read_text())) if isinstance(node, ast.Call)]
+    """Options that `argparse` is told of; recipes share those of their sweep."""
+    text = Path(file).read_text()
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     added = [call.args for call in calls if getattr(call.func, "attr", "") == "add_argument"]
-    return {arg.value for args in added for arg in args if isinstance(arg, ast.Constant)} | {"--help"}
+    shared = "from gblr.experiments.sweep import main" in text
+    more = script_options(module_file("gblr.experiments.sweep")) if shared else set()
+    return {arg.value for args in added for arg in args if isinstance(arg, ast.Constant)} | {"--help"} | more
 
 
 def check_make(line: Line, files: set[str]) -> str:

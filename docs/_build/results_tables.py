@@ -7,16 +7,21 @@ result file that is not there yet becomes a note which says how to make it.
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from table_text import Record, cell, markdown_table
+from vision_tables import VISION_COMMANDS, VISION_TABLES
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS / "results"
 MARKER = re.compile(r"^<!-- results: ([\w.-]+\.json)(?: (\w+))? -->$", re.MULTILINE)
 PICTURE = re.compile(r"^<!-- picture: ([\w.-]+) (.+) -->$", re.MULTILINE)
 
-Record = dict[str, Any]
 Column = tuple[str, str, str]  # heading, key of a row, how to format its value
 
 MINILM: Sequence[Column] = (
@@ -93,20 +98,6 @@ ONNX: Sequence[Column] = (
     ("load, s", "load", ".2f"),
     ("load dense, s", "dense_load", ".2f"),
 )
-
-
-def cell(row: Record, key: str, digits: str) -> str:
-    """A value as the tables show it; empty where a row has none."""
-    value = row.get(key)
-    if value is None:
-        return ""
-    return format(value, digits) if isinstance(value, int | float) else str(value)
-
-
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], num_left: int = 0) -> str:
-    """The first `num_left` columns to the left, all others to the right."""
-    rule = ["---" if i < num_left else "---:" for i in range(len(headings))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (headings, rule, *rows))
 
 
 def all_rows(columns: Sequence[Column], num_left: int = 0) -> Callable[[Record], str]:
@@ -323,6 +314,7 @@ TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("cpu.json", ""): cpu_layers,
     ("cpu.json", "floors"): all_rows(CPU_FLOORS, num_left=1),
     ("cpu.json", "models"): cpu_models,
+    **VISION_TABLES,
 }
 COMMANDS = {
     "masks.json": "python benchmarks/bench_masks.py --out docs/results/masks.json",
@@ -336,6 +328,7 @@ COMMANDS = {
     "commands.json": "python benchmarks/bench_commands.py --minilm MINILM --data DATA --out docs/results/commands.json",
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
     "onnx.json": "python benchmarks/bench_onnx.py --out docs/results/onnx.json",
+    **VISION_COMMANDS,
 }
 
 

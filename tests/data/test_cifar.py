@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from gblr.data import cifar
-from gblr.data.cifar import load_cifar10
+from gblr.data.cifar import load_cifar10, load_cifar100
 
 TEST_PIXELS = "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04"  # sha256 of the published test set
 
@@ -84,3 +84,17 @@ def test_the_real_test_set_has_the_published_pixels():
     _, test = load_cifar10(os.environ["GBLR_DATA"])
     pixels = test.images.permute(0, 2, 3, 1).contiguous().numpy().tobytes()
     assert hashlib.sha256(pixels).hexdigest() == TEST_PIXELS
+
+
+def test_cifar_100_is_read_from_its_python_files(few, tmp_path):
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for split, images in few.items():
+        labels = [i % 10 for i in range(len(images))]
+        content = {b"data": images.transpose(0, 3, 1, 2).reshape(len(images), -1), b"fine_labels": labels}
+        (folder / split).write_bytes(pickle.dumps(content))
+    train, test = load_cifar100(tmp_path)
+    assert_same(train, few["train"])
+    assert_same(test, few["test"])
+    with pytest.raises(FileNotFoundError, match="CIFAR-100"):
+        load_cifar100(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""CIFAR-10 from a folder: parquet files of encoded images, or the Python batches of the original."""
+"""CIFAR-10 and CIFAR-100 from a folder: parquet files of encoded images, or the Python batches of the original."""
 
 import io
 import itertools
@@ -36,6 +36,20 @@ def load_cifar10(folder: str | Path) -> tuple[ImageSet, ImageSet]:
     )
 
 
+def load_cifar100(folder: str | Path) -> tuple[ImageSet, ImageSet]:
+    """Like `load_cifar10`, with the 100 fine classes; `folder` or its subfolder `cifar100`, or `cifar-100-python`."""
+    folder = Path(folder)
+    for place in (folder, folder / "cifar100"):
+        if (batches := place / "cifar-100-python").is_dir():
+            train, test = (_from_batches(batches, split, [split], b"fine_labels") for split in ("train", "test"))
+            return train, test
+        if any(place.glob("train-*")):
+            return _from_files(place, "train"), _from_files(place, "test")
+    raise FileNotFoundError(
+        f"no CIFAR-100 in {folder}: expected train-*.parquet and test-*.parquet, or the folder cifar-100-python."
+    )
+
+
 def _from_files(folder: Path, split: str) -> ImageSet:
     files = sorted((*folder.glob(f"{split}-*.parquet"), *folder.glob(f"{split}-*.npz")))
     if not files:
@@ -53,7 +67,8 @@ def _read_parquet(file: Path) -> tuple[list[bytes], np.ndarray]:
     from pyarrow import parquet  # comes with `datasets`, in the extra `hf`
 
     table = parquet.read_table(file)
-    return [row["bytes"] for row in table["img"].to_pylist()], table["label"].to_numpy()
+    label = "label" if "label" in table.column_names else "fine_label"
+    return [row["bytes"] for row in table["img"].to_pylist()], table[label].to_numpy()
 
 
 def _read_npz(file: Path) -> tuple[list[bytes], np.ndarray]:
@@ -68,14 +83,15 @@ def _decode(encoded: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
 
 
-def _from_batches(folder: Path, split: str) -> ImageSet:
-    names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
+def _from_batches(folder: Path, split: str, names: list[str] | None = None, label: bytes = b"labels") -> ImageSet:
+    if names is None:
+        names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
     batches: list[dict[bytes, Any]] = []
     for name in names:
         with (folder / name).open("rb") as file:
             batches.append(_PlainUnpickler(file, encoding="bytes").load())
     pixels = np.concatenate([batch[b"data"] for batch in batches]).reshape(-1, 3, 32, 32)
-    return _checked(torch.from_numpy(pixels), np.concatenate([batch[b"labels"] for batch in batches]), split)
+    return _checked(torch.from_numpy(pixels), np.concatenate([batch[label] for batch in batches]), split)
 
 
 _MULTIARRAY = ("_reconstruct",)
@@ -98,5 +114,5 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _checked(images: Tensor, labels: np.ndarray, split: str) -> ImageSet:
     if len(images) != _SIZES[split]:
-        raise ValueError(f"CIFAR-10 has {_SIZES[split]} {split} images; found {len(images)}. Is a file missing?")
+        raise ValueError(f"CIFAR has {_SIZES[split]} {split} images; found {len(images)}. Is a file missing?")
     return ImageSet(images, torch.from_numpy(np.asarray(labels)).long())

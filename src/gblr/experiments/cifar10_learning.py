@@ -29,8 +29,10 @@ from gblr.conversion.filters import linear_layers
 from gblr.conversion.harden import harden_
 from gblr.data.cifar import MEAN, STD, load_cifar10
 from gblr.data.images import ImageBatches, ImageSet
+from gblr.experiments.step import GraphAdamW, Step, compile_blocks_, lr_share, uncompiled
+from gblr.experiments.store import write
+from gblr.experiments.structures import restore_variances_
 from gblr.fitting.config import GaudiConfig, LowRankConfig
-from gblr.layers.structured import StructuredLinear
 from gblr.models.vit import ViT
 from gblr.training.budget import Budget
 from gblr.training.learner import StructureLearner
@@ -109,19 +111,8 @@ def build(run: Run, **sizes: Any) -> nn.Module:
         convert_(model, config, where=CONVERTED)
     elif run.method == "low rank":
         convert_(model, LowRankConfig(run.relative_cost), where=CONVERTED)
-        for module in model.modules():
-            if isinstance(module, StructuredLinear):
-                restore_variance_(module)
+        restore_variances_(model)
     return model
-
-
-@torch.no_grad()
-def restore_variance_(layer: Any) -> None:
-    """Truncation takes variance away; factors are scaled so that outputs start with that of `nn.Linear`."""
-    weight = layer.weight
-    lost = math.sqrt(1 / (3 * weight.shape[1])) / float(weight.std())
-    for factor in (layer.u, layer.v):
-        factor.mul_(math.sqrt(lost))
 
 
 def train(run: Run, data: ImageSet, **sizes: Any) -> tuple[nn.Module, dict[str, Any]]:
@@ -131,13 +122,8 @@ def train(run: Run, data: ImageSet, **sizes: Any) -> tuple[nn.Module, dict[str, 
     total = run.epochs * len(batches)
     on_gpu = device.type == "cuda"
     if on_gpu:
-        for block in model.blocks:  # type: ignore[union-attr]
-            block.compile()  # one graph serves all blocks
-    groups = param_groups(model, run.lr, run.structure_lr, run.weight_decay)
-    rates = [torch.tensor(group["lr"], device=device) for group in groups]
-    for group, rate in zip(groups, rates, strict=True):
-        group["lr"] = rate.clone()  # a tensor: the captured step reads it
-    optimizer = torch.optim.AdamW(groups, fused=on_gpu, capturable=on_gpu)
+        compile_blocks_(model)
+    optimizer = GraphAdamW(param_groups(model, run.lr, run.structure_lr, run.weight_decay), device)
     learner = None
     if run.method == "gaudi":
         first, last, shape, end, sharp = run.sigma
@@ -154,9 +140,7 @@ def train(run: Run, data: ImageSet, **sizes: Any) -> tuple[nn.Module, dict[str, 
         batches.set_epoch(epoch)
         generator = torch.Generator().manual_seed(run.seed * 1000 + epoch)
         for x, y in batches:
-            share = lr_share(done, total, run.warmup_epochs * len(batches))
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"].copy_(rate * share)
+            optimizer.set_share(lr_share(done, total, run.warmup_epochs * len(batches)))
             loss = step(*cut_and_mix(x, y, generator))
             done += 1
         if learner is not None and (epoch + 1) % 5 == 0:
@@ -170,50 +154,6 @@ def train(run: Run, data: ImageSet, **sizes: Any) -> tuple[nn.Module, dict[str, 
     if run.budget == "shrinkage" and learner is not None:
         row["max_shrinkage"] = round(learner.state_dict()["max_shrinkage"], 3)
     return model, row
-
-
-class Step:
-    """One training step; on a GPU it is captured once as a CUDA graph, proximal step and sigma included."""
-
-    _EAGER = 3  # steps before the capture: the optimizer's state and the kernels must exist by then
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, on_gpu: bool):
-        self.model, self.optimizer, self.on_gpu = model, optimizer, on_gpu
-        self.clipped = [p for group in optimizer.param_groups if group["name"] != "structure" for p in group["params"]]
-        self.calls = 0
-        self.graph: Any = None
-
-    def __call__(self, x: Tensor, target: Tensor) -> Tensor:
-        self.calls += 1
-        if not self.on_gpu:
-            return self._step(x, target)
-        if self.graph is None and self.calls <= self._EAGER:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                loss = self._step(x, target)
-            torch.cuda.current_stream().wait_stream(side)
-            return loss
-        if self.graph is None:
-            self.x, self.target = x.clone(), target.clone()
-            self.optimizer.zero_grad(set_to_none=True)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.loss = self._step(self.x, self.target)
-        self.x.copy_(x)
-        self.target.copy_(target)
-        self.graph.replay()
-        return self.loss
-
-    def _step(self, x: Tensor, target: Tensor) -> Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.on_gpu, cache_enabled=False):
-            scores = self.model(x)
-        loss = nn.functional.cross_entropy(scores.float(), target, label_smoothing=0.1)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.clipped, 1.0, foreach=True)
-        self.optimizer.step()
-        return loss.detach()
 
 
 def cut_and_mix(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -231,13 +171,6 @@ def cut_and_mix(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tenso
     return mixed, kept * target + (1 - kept) * target[other]
 
 
-def lr_share(step: int, total: int, warmup: float) -> float:
-    """Linear warm-up, then a cosine to a thousandth."""
-    if step < warmup:
-        return (step + 1) / warmup
-    return max(1e-3, 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup))))
-
-
 @torch.no_grad()
 def accuracy(model: nn.Module, data: ImageSet) -> float:
     model.eval()
@@ -252,17 +185,14 @@ def accuracy(model: nn.Module, data: ImageSet) -> float:
 def perform(run: Run, train_data: ImageSet, test_data: ImageSet, **sizes: Any) -> dict[str, Any]:
     model, row = train(run, train_data, **sizes)
     row["soft_accuracy"] = accuracy(model, test_data)
-    for block in model.blocks:  # type: ignore[union-attr]
-        block._compiled_call_impl = (
-            None  # hardened blocks are all unlike: compiling each would take longer than it saves
-        )
     if run.method == "gaudi":
         harden_(model)
-    spent = cost(model, test_data.images[:1].float())
-    whole = round(spent.model_relative_cost, 4)
-    row |= {"accuracy": accuracy(model, test_data), "model_relative_cost": whole}
-    row["reached_cost"] = round(spent.relative_cost, 4)
-    row["train_accuracy"] = accuracy(model, ImageSet(train_data.images[:10_000], train_data.labels[:10_000]))
+    with uncompiled(model):
+        spent = cost(model, test_data.images[:1].float())
+        whole = round(spent.model_relative_cost, 4)
+        row |= {"accuracy": accuracy(model, test_data), "model_relative_cost": whole}
+        row["reached_cost"] = round(spent.relative_cost, 4)
+        row["train_accuracy"] = accuracy(model, ImageSet(train_data.images[:10_000], train_data.labels[:10_000]))
     if run.method == "gaudi":
         row["by_type"] = {name: round(group.relative_cost, 4) for name, group in spent.by_type().items()}
     return asdict(run) | row
@@ -344,16 +274,6 @@ def collect(runs: dict[str, Run], out: Path) -> None:
         "torch": torch.__version__,
     }
     write(out / "cifar10-learning.json", head, rows)
-
-
-def write(file: Path, content: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> None:
-    """One line per entry, and one per row."""
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
-    if rows is not None:
-        lines.append(' "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]")
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    temporary.rename(file)
 
 
 def smoke(runs: dict[str, Run], out: Path) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 class ViT(nn.Module):
     """Images (*, channels, size, size) to class scores. Our own 50 lines rather than transformers' model, so that the
-    demo needs no download and no further package.
+    demo needs no download and no further package. `drop_path` is the share of left-out branches in the last block.
 
     >>> ViT(image_size=8, patch_size=2, in_channels=1, width=32, depth=2, num_heads=4)(torch.zeros(3, 1, 8, 8)).shape
     torch.Size([3, 10])
@@ -23,6 +23,7 @@ class ViT(nn.Module):
         num_heads: int = 6,
         mlp_ratio: float = 4.0,
         num_classes: int = 10,
+        drop_path: float = 0.0,
     ):
         super().__init__()
         if image_size % patch_size or width % num_heads:
@@ -33,7 +34,8 @@ class ViT(nn.Module):
         self.patches = nn.Conv2d(in_channels, width, patch_size, stride=patch_size)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(0.02 * torch.randn(1, (image_size // patch_size) ** 2 + 1, width))
-        self.blocks = nn.ModuleList(Block(width, num_heads, int(width * mlp_ratio)) for _ in range(depth))
+        hidden, last = int(width * mlp_ratio), max(1, depth - 1)
+        self.blocks = nn.ModuleList(Block(width, num_heads, hidden, drop_path * i / last) for i in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes)
 
@@ -47,15 +49,23 @@ class ViT(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, num_heads: int, hidden: int):
+    def __init__(self, width: int, num_heads: int, hidden: int, drop_path: float = 0.0):
         super().__init__()
+        self.drop_path = drop_path
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, num_heads)
         self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        x = x + self.attention(self.norm1(x))
-        return x + self.fc2(nn.functional.gelu(self.fc1(self.norm2(x))))
+        x = x + self._kept(self.attention(self.norm1(x)))
+        return x + self._kept(self.fc2(nn.functional.gelu(self.fc1(self.norm2(x)))))
+
+    def _kept(self, branch: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        """Stochastic depth: in training the branch is left out for a share of the samples, and the rest made larger."""
+        if not self.training or self.drop_path == 0:
+            return branch
+        kept = torch.rand(len(branch), 1, 1, device=branch.device) >= self.drop_path
+        return branch * kept / (1 - self.drop_path)
 
 
 class Attention(nn.Module):

@@ -1,0 +1,145 @@
+"""Tables of the vision experiments, from the files that `python -m gblr.experiments.publish` writes."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from table_text import Record, markdown_table
+
+KINDS = {
+    "dense": "dense",
+    "gblr": "GBLR, fitted",
+    "gblr-1": "GBLR, block_rank 1",
+    "gblr-16": "GBLR, block_rank 16",
+    "gblr-1-shrinkage": "GBLR, block_rank 1, shrinkage",
+    "gblr-learned": "GBLR, learned from low rank",
+    "gblr-16-learned": "GBLR, learned, block_rank 16",
+    "gblr-correlation": "GBLR, fitted from correlations",
+    "gblr-low-rank": "GBLR, fitted from low rank",
+    "gblr-full": "GBLR, fitted from full blocks",
+    "gblr-paper": "GBLR, the paper's settings",
+    "low-rank": "low rank",
+    "low-rank-global": "low rank, solved ranks (ALDS kind)",
+    "low-rank-uniform": "low rank, equal cost everywhere",
+    "monarch": "Monarch",
+    "pixelfly": "Pixelfly",
+    "blast": "BLAST",
+}
+
+
+def mean_and_spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean over seeds, with the standard deviation where there are several."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def groups(rows: Sequence[Record], *keys: str) -> dict[tuple, list[Record]]:
+    found: dict[tuple, list[Record]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
+
+
+def final_rows(record: Record) -> list[Record]:
+    return [row for row in record["rows"] if not row["trial"]]
+
+
+def by_cost(record: Record, model: str = "") -> str:
+    """One line per network and method; for each cost asked, accuracy over seeds and the cost reached, the best bold."""
+    rows = [row for row in final_rows(record) if not model or row["model"] == model]
+    costs = sorted({row["relative_cost"] for row in rows if row["method"] != "dense"})
+    cells = groups(rows, "model", "kind", "relative_cost")
+    means = {key: statistics.fmean(row["accuracy"] for row in found) for key, found in cells.items()}
+    lines = []
+    for network, kind in groups(rows, "model", "kind"):
+        line = [network, KINDS.get(kind, kind), f"{_seeds(rows, network, kind)}"]
+        for cost in (1.0, *costs):
+            line.append(_cost_cell(cells.get((network, kind, cost)), _is_best(means, network, kind, cost)))
+        lines.append(line)
+    return markdown_table(["network", "method", "seeds", *(f"cost {cost:g}" for cost in (1.0, *costs))], lines, 2)
+
+
+def _seeds(rows: Sequence[Record], network: str, kind: str) -> int:
+    return len({row["seed"] for row in rows if (row["model"], row["kind"]) == (network, kind)})
+
+
+def _is_best(means: dict[tuple, float], network: str, kind: str, cost: float) -> bool:
+    rivals = [mean for (model, _, c), mean in means.items() if (model, c) == (network, cost)]
+    return len(rivals) > 1 and means.get((network, kind, cost)) == max(rivals)
+
+
+def _cost_cell(rows: Sequence[Record] | None, best: bool) -> str:
+    if not rows:
+        return ""
+    text = mean_and_spread([row["accuracy"] for row in rows])
+    text = f"**{text}**" if best else text
+    if rows[0]["method"] == "dense":
+        return text
+    reached = statistics.fmean(
+        row["model_relative_cost" if row["scope"] == "model" else "reached_cost"] for row in rows
+    )
+    return f"{text} ({reached:.3f})"
+
+
+def before_and_after(record: Record) -> str:
+    """Converted models: accuracy of the dense start, after conversion, and after fine-tuning."""
+    lines = []
+    for (network, cost, kind), rows in groups(final_rows(record), "model", "relative_cost", "kind").items():
+        numbers = [mean_and_spread([row[key] for row in rows]) for key in ("dense_start", "before", "accuracy")]
+        costs = [f"{statistics.fmean(row[key] for row in rows):.3f}" for key in ("reached_cost", "model_relative_cost")]
+        lines.append([network, KINDS.get(kind, kind), f"{cost:g}", *costs, *numbers])
+    heads = ["network", "method", "cost asked", "cost of the layers", "cost of the model"]
+    return markdown_table([*heads, "dense", "converted", "tuned"], lines, 2)
+
+
+def rates(record: Record) -> str:
+    """The trials that chose learning rates: accuracy on held-out training images, the best of a line bold."""
+    rows = [row for row in record["rows"] if row["trial"]]
+    tried = sorted({row["lr"] for row in rows})
+    lines = []
+    for (network, kind), found in groups(rows, "model", "kind").items():
+        accuracy = {row["lr"]: row["accuracy"] for row in found}
+        cells = [f"{accuracy[lr]:.2f}" if lr in accuracy else "" for lr in tried]
+        best = [f"**{text}**" if accuracy.get(lr) == max(accuracy.values()) else text
+                for lr, text in zip(tried, cells, strict=True)]  # fmt: skip
+        lines.append([network, KINDS.get(kind, kind), *best])
+    return markdown_table(["network", "method", *(f"lr {lr:g}" for lr in tried)], lines, 2)
+
+
+def types(record: Record) -> str:
+    """Table 3: thousands of multiplications of one product by type of layer, over the layers of the first seed."""
+    lines = []
+    for row in record["rows"]:
+        for name, found in row.get("by_type", {}).items() if row["seed"] == 0 else ():
+            sizes = [f"{found[key] / 1e3:.1f}" for key in ("min", "mean", "max", "dense")]
+            label = KINDS.get(row["kind"], row["kind"])
+            lines.append([label, f"{row['relative_cost']:g}", name, *sizes, f"{found['relative_cost']:.3f}"])
+    return markdown_table(["method", "cost", "layers", "min", "mean", "max", "dense", "mean / dense"], lines, 1)
+
+
+def gap(record: Record) -> str:
+    """Tables 2 and 6: accuracy and loss on training and on test images, and the differences."""
+    lines = []
+    for (kind, cost), rows in groups(record["rows"], "kind", "relative_cost").items():
+        line = [KINDS.get(kind, kind), f"{cost:g}", f"{len(rows)}"]
+        for train, test, sign, digits in (("train_accuracy", "accuracy", 1, 2), ("train_loss", "loss", -1, 3)):
+            line += [mean_and_spread([row[key] for row in rows], digits) for key in (train, test)]
+            line.append(mean_and_spread([sign * (row[train] - row[test]) for row in rows], digits))
+        lines.append(line)
+    heads = ["method", "cost", "seeds", "training accuracy", "test accuracy", "gap"]
+    return markdown_table([*heads, "training loss", "test loss", "gap"], lines, 1)
+
+
+_COMPARED = ("cifar10-vit", "cifar10-mixer", "cifar10-finetune", "cifar10-resnet", "cifar100-vit",
+             "imagenet-vit-scratch", "imagenet-vit-finetune", "imagenet-resnet18")  # fmt: skip
+VISION_TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
+    **{(f"{name}.json", ""): by_cost for name in _COMPARED},
+    **{(f"{name}.json", "rates"): rates for name in _COMPARED},
+    ("cifar10-finetune.json", "before"): before_and_after,
+    ("cifar10-resnet.json", "before"): before_and_after,
+    ("cifar10-analysis.json", "types"): types,
+    ("cifar10-analysis.json", "gap"): gap,
+}
+VISION_COMMANDS = {
+    f"{name}.json": f"gblr reproduce {name} --data DIR && python -m gblr.experiments.publish"
+    for name in (*_COMPARED, "cifar10-analysis")
+}

@@ -1,0 +1,89 @@
+"""Where runs leave what they did: one JSON file each, complete or not there, beside checkpoints and logs."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Record = dict[str, Any]
+
+
+class Store:
+    """A folder of results by the names of runs."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def path(self, name: str, suffix: str = ".json") -> Path:
+        return self.folder / f"{name}{suffix}"
+
+    def has(self, name: str) -> bool:
+        return self.path(name).exists()
+
+    def read(self, name: str) -> Record:
+        return json.loads(self.path(name).read_text())
+
+    def matching(self, pattern: str) -> list[Record]:
+        """Results of the runs whose names match, in the order of their names."""
+        names = sorted(file.stem for file in self.folder.glob("*.json")) if self.folder.is_dir() else []
+        return [self.read(name) for name in names if fnmatch(name, pattern)]
+
+    def write(self, name: str, record: Record) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write(self.path(name), plain(record))
+
+    # -- tensors ---------------------------------------------------------------------------------------------------
+
+    def save_model(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Weights in half precision, half the size: they are the start of a fine-tuning, which forgets the rest."""
+        halves = {key: t.half() if t.is_floating_point() else t for key, t in state.items()}
+        self.save(self.path(name, ".model.pt"), halves)
+
+    def load_model(self, name: str) -> dict[str, Tensor]:
+        state = torch.load(self.path(name, ".model.pt"), map_location="cpu", weights_only=True)
+        return {key: t.float() if t.is_floating_point() else t for key, t in state.items()}
+
+    def save_blocks(self, name: str, blocks: Mapping[str, np.ndarray]) -> None:
+        """(row_start, row_width, col_start, col_width) of the live blocks of each layer, for pictures."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = self.path(name, ".blocks.new.npz")
+        np.savez_compressed(new, **{key: value.astype(np.uint16) for key, value in blocks.items()})  # type: ignore
+        new.replace(self.path(name, ".blocks.npz"))
+
+    def load_blocks(self, name: str) -> dict[str, np.ndarray] | None:
+        file = self.path(name, ".blocks.npz")
+        return dict(np.load(file)) if file.exists() else None
+
+    def save(self, file: Path, content: Any) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_name(f".{file.name}.new")
+        torch.save(content, new)
+        os.replace(new, file)
+
+
+def plain(value: Any, digits: int = 6) -> Any:
+    """Ready for JSON: numbers with that many significant digits, infinity and NaN as words."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, digits) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, digits) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)
+    return value
+
+
+def write(file: Path, content: Record, rows: list[Record] | None = None) -> None:
+    """One line per entry, and one per row; the file appears complete or not at all."""
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+    if rows is not None:
+        lines.append(' "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]")
+    new = file.with_name(f".{file.name}.new")
+    new.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    os.replace(new, file)

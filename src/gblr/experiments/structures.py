@@ -1,0 +1,145 @@
+"""How each method of a comparison replaces layers: the same layers, the same cost, each with a proper start."""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gblr.conversion.convert import convert_
+from gblr.conversion.cost import Cost, cost
+from gblr.conversion.filters import Filter
+from gblr.experiments.run import Run
+from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
+from gblr.fitting.plan import divisors
+from gblr.layers.structured import MatrixModule
+from gblr.matrices.base import StructuredMatrix
+from gblr.matrices.blast import BlastMatrix
+from gblr.matrices.low_rank import LowRankMatrix
+from gblr.matrices.monarch import MonarchMatrix
+from gblr.matrices.pixelfly import PixelflyMatrix
+
+Shape = tuple[int, int]
+_BASELINES: dict[str, type[Config]] = {"low rank": LowRankConfig, "pixelfly": PixelflyConfig, "blast": BlastConfig}
+# The weight is a sum of products of these; the exponents share a factor of the weight out among them.
+_FACTORS: dict[type[StructuredMatrix], dict[str, float]] = {
+    LowRankMatrix: {"u": 0.5, "v": 0.5},
+    MonarchMatrix: {"left": 0.5, "right": 0.5},
+    PixelflyMatrix: {"blocks": 1.0, "u": 0.5, "v": 0.5},
+    BlastMatrix: {"u": 0.5, "v": 0.5},
+}
+
+
+def structure_(
+    model: nn.Module, run: Run, where: Filter, example: Tensor, calibration: Iterable[Tensor] | None = None
+) -> float:
+    """Converts the layers that `where` chooses as `run` says, and returns what they may cost; dense stays as it is.
+
+    `example` is one input, by which positions are counted. Without trained weights (`run.source` is empty) baselines
+    are fitted to the random weights that `nn.Linear` starts with, and scaled to the same variance.
+    """
+    if run.method == "dense":
+        return 1.0
+    spent = cost(model, example)
+    mults = shapes_and_mults(model, where, spent)
+    target = layers_cost(run, spent.dense_mults, sum(mults.values()))
+    batches = None if calibration is None else list(calibration)
+    if run.method == "monarch":
+        for shape, share in monarch_costs(mults, target).items():
+            convert_(model, MonarchConfig(share), functools.partial(_of_shape, where, shape), calibration=batches)
+    elif run.method == "gaudi":
+        convert_(model, gaudi_config(run, target), where, calibration=batches)
+    else:
+        convert_(model, _BASELINES[run.method](target, allocation=run.allocation), where, calibration=batches)
+    if not run.source and run.method != "gaudi":
+        restore_variances_(model)
+    _leave_out_of_compile(model)
+    return target
+
+
+def gaudi_config(run: Run, target: float) -> GaudiConfig:
+    """Starts at `run.start_cost`, or at the target where that is None."""
+    start = target if run.start_cost is None else min(1.0, run.start_cost)
+    return GaudiConfig(start, run.allocation, block_rank=run.block_rank, init=run.init)
+
+
+def shapes_and_mults(model: nn.Module, where: Filter, spent: Cost) -> dict[Shape, float]:
+    """Dense multiplications a sample of the layers to convert, by the shape of their weight."""
+    modules, mults = dict(model.named_modules()), dict[Shape, float]()
+    for layer in spent.layers:
+        module: Any = modules[layer.name]
+        if where(module, layer.name):
+            shape = (module.weight.shape[0], module.weight[0].numel())
+            mults[shape] = mults.get(shape, 0.0) + layer.dense_mults
+    if not mults:
+        raise ValueError("the run converts no layer of this model.")
+    return mults
+
+
+def layers_cost(run: Run, whole: float, converted: float) -> float:
+    """The cost that is asked of the converted layers; with scope "model", what the dense rest leaves over for them."""
+    if run.scope == "layers":
+        return run.relative_cost
+    target = (run.relative_cost * whole - (whole - converted)) / converted
+    if target <= 0:
+        raise ValueError(f"the layers that stay dense cost more than {run.relative_cost} of the model.")
+    return target
+
+
+def monarch_costs(mults: dict[Shape, float], target: float) -> dict[Shape, float]:
+    """A cost for each shape of weight, such that Monarch matrices come as near to `target` in all as they can.
+
+    Monarch has coarse steps, (1 + min / max) / num_blocks of dense: with one bound for all layers it would stay up to
+    a third below the others. Of all choices within the target the dearest, and of those the most even, is taken.
+    """
+    total, shapes = sum(mults.values()), list(mults)
+
+    def judged(choice: tuple[float, ...]) -> tuple[float, float]:
+        spent = sum(c * mults[shape] for c, shape in zip(choice, shapes, strict=True)) / total
+        uneven = sum(abs(math.log(c / target)) for c in choice)
+        return (round(spent, 9), -uneven) if spent <= target * (1 + 1e-9) else (-1.0, -spent)
+
+    best = max(itertools.product(*(_monarch_steps(shape, target) for shape in shapes)), key=judged)
+    if judged(best)[0] < 0:
+        raise ValueError(f"no Monarch matrices of these shapes cost {target:g} or less.")
+    return dict(zip(shapes, best, strict=True))
+
+
+def _monarch_steps(shape: Shape, target: float) -> list[float]:
+    """Relative costs of the Monarch matrices of that shape, a factor of two around the target, the cheapest always."""
+    steps = [min(shape) * sum(shape) / n / (shape[0] * shape[1]) for n in divisors(math.gcd(*shape))]
+    near = [step for step in steps if target / 2 <= step <= min(1.0, 2 * target)]
+    return near or [min(steps)]
+
+
+def _of_shape(where: Filter, shape: Shape, module: nn.Module, name: str) -> bool:
+    weight = getattr(module, "weight", None)
+    return where(module, name) and isinstance(weight, Tensor) and tuple(weight.flatten(1).shape) == shape
+
+
+def restore_variances_(model: nn.Module) -> None:
+    """Of every layer of a baseline in the model; see `restore_variance_`."""
+    for module in model.modules():
+        if isinstance(module, MatrixModule) and type(module.matrix) in _FACTORS:
+            restore_variance_(module)
+
+
+@torch.no_grad()
+def restore_variance_(layer: Any) -> None:
+    """Truncation takes variance away; factors are scaled so that outputs start with that of `nn.Linear`."""
+    weight = layer.weight
+    lost = math.sqrt(1 / (3 * weight.shape[1])) / float(weight.std())
+    for name, share in _FACTORS[type(layer.matrix)].items():
+        getattr(layer, name).mul_(lost**share)
+
+
+def _leave_out_of_compile(model: nn.Module) -> None:
+    """Monarch's permutation and Pixelfly's indices run eagerly inside compiled blocks: traced, the permutation would
+    be copied from the host in every step, which no CUDA graph can hold.
+    """
+    for module in model.modules():
+        if isinstance(module, MatrixModule) and isinstance(module._template, MonarchMatrix | PixelflyMatrix):
+            module.forward = torch.compiler.disable(module.forward)

@@ -1,0 +1,259 @@
+"""`gblr reproduce NAME`: the runs of a recipe, several at a time on one GPU, each made once, resumed if cut short."""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gblr.experiments.check import check
+from gblr.experiments.datasets import Task, generated, load_task
+from gblr.experiments.run import Recipe, Run
+from gblr.experiments.store import Record, Store
+from gblr.experiments.train_run import Paused, Sources, tiny_run, train_run
+
+_PAUSED = 75  # exit code of a run whose time was over: sysexits' "try again"
+_STATUS_SECONDS = 30.0
+
+
+def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> int:
+    args = parse(recipe, arguments)
+    runs = chosen(recipe, args)
+    if args.list:
+        print("\n".join(runs))
+        return 0
+    if args.check or args.write_check:
+        return check(recipe.name, smoke_runs(runs), _smoke_task(recipe), write=args.write_check)
+    if args.smoke:
+        return smoke(recipe, runs, args.out)
+    if args.data is None and not args.tiny:
+        raise ValueError(f"--data DIR or the variable GBLR_DATA must name the folder with the data ({recipe.data}).")
+    if args.one:
+        return one(recipe, args.one, runs[args.one], args)
+    if recipe.data != "imagenet":
+        _task(recipe, args)  # decoded once, for all processes
+    return Sweep(recipe, runs, args).go()
+
+
+def parse(recipe: Recipe, arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"gblr reproduce {recipe.name}", description=recipe.what)
+    parser.add_argument("--data", type=Path, default=_variable("GBLR_DATA"), help="folder of the data set")
+    parser.add_argument("--out", type=Path, default=Path("runs/vision"), help="folder of the results of all recipes")
+    parser.add_argument("--only", nargs="+", metavar="PATTERN", help="runs whose names match, in that order")
+    parser.add_argument("--seeds", type=int, default=recipe.seeds, help="how many, for the runs that have several")
+    parser.add_argument("--epochs", type=int, help="instead of what the recipe says")
+    parser.add_argument("--workers", type=int, default=3, help="runs at a time")
+    parser.add_argument("--time", type=float, metavar="SECONDS", help="then runs pause, and none is started")
+    parser.add_argument("--model", default=recipe.model, help="trained network, for recipes that start from one")
+    parser.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs: slow, for debugging")
+    parser.add_argument("--list", action="store_true", help="names of the runs")
+    parser.add_argument("--smoke", action="store_true", help="tiny networks, generated images, this process: seconds")
+    parser.add_argument("--check", action="store_true", help="compare a tiny version with its stored result")
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # all runs, tiny, as processes
+    parser.add_argument("--write-check", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--deadline", type=float, default=float("inf"), help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def _variable(name: str) -> Path | None:
+    return Path(os.environ[name]) if os.environ.get(name) else None
+
+
+def chosen(recipe: Recipe, args: argparse.Namespace) -> dict[str, Run]:
+    every = recipe.runs(args.seeds)
+    runs = {name: run for one in args.only or ["*"] for name, run in every.items() if fnmatch(name, one)}
+    if not runs:
+        raise ValueError(f"no run matches {' '.join(args.only)}; the names are those of --list.")
+    if args.epochs:
+        runs = {name: replace(run, epochs=args.epochs) for name, run in runs.items()}
+    return {name: tiny_run(run, args.epochs or 2) for name, run in runs.items()} if args.tiny else runs
+
+
+def _task(recipe: Recipe, args: argparse.Namespace) -> Task:
+    return _smoke_task(recipe) if args.tiny else load_task(recipe.data, args.data, args.out)
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def one(recipe: Recipe, name: str, run: Run, args: argparse.Namespace) -> int:
+    """In a process of its own: trains, and stores the result."""
+    store = Store(args.out / recipe.place)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    task = _task(recipe, args)
+    sources = Sources(args.out, args.model or str(args.data))
+    try:
+        perform(recipe, name, run, task, store, device, sources, args.deadline, args.eager)
+    except Paused as paused:
+        print(f"paused {paused}", flush=True)
+        return _PAUSED
+    return 0
+
+
+def perform(
+    recipe: Recipe, name: str, run: Run, task: Task, store: Store, device: str = "cpu",
+    sources: Sources | None = None, deadline: float = float("inf"), eager: bool = False,
+) -> Record:  # fmt: skip
+    run, trials = with_best_rate(run, store)
+    state = store.path(name, ".state.pt")
+    result = train_run(run, task, device, sources, state, deadline, lambda line: print(line, flush=True), eager)
+    head: Record = {"name": name, "recipe": recipe.name, "config": run.to_dict(), "seed": run.seed}
+    head |= {"commit": os.environ.get("GBLR_COMMIT", ""), "device": _device_name(device), "torch": torch.__version__}
+    record = head | ({"rate_trials": trials} if trials else {}) | result.record
+    if run.method == "dense" and not run.held_out:
+        store.save_model(name, result.model.state_dict())
+    if result.blocks and run.seed == 0:
+        store.save_blocks(name, result.blocks)
+    store.write(name, record)  # last: a result that is there is complete
+    state.unlink(missing_ok=True)
+    print(summary(record), flush=True)
+    return record
+
+
+def with_best_rate(run: Run, store: Store) -> tuple[Run, dict[str, float]]:
+    """The run with the rate of its best trial, if any was made, and the accuracies of all by their rates."""
+    trials = store.matching(run.trials) if run.trials else []
+    found = {trial["config"]["lr"]: trial["test"]["accuracy"] for trial in trials}
+    if not found:
+        return run, {}
+    return replace(run, lr=max(found, key=lambda lr: found[lr])), {f"{lr:g}": found[lr] for lr in sorted(found)}
+
+
+def summary(record: Record) -> str:
+    test, train = record["test"]["accuracy"], record["train"]["accuracy"]
+    costs = f"cost {record['reached_cost']:.3f} (model {record['model_relative_cost']:.3f})"
+    return f"accuracy {test:.2f}, training images {train:.2f}, {costs}, {record['seconds']:.0f} s"
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
+
+
+# -- all runs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Sweep:
+    """Runs as processes, `--workers` at a time; a result that is there is not made again."""
+
+    recipe: Recipe
+    runs: dict[str, Run]
+    args: argparse.Namespace
+    waiting: list[str] = field(default_factory=list)
+    running: dict[str, Any] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    paused: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store = Store(self.args.out / self.recipe.place)
+        self.store.folder.mkdir(parents=True, exist_ok=True)
+        self.deadline = time.time() + self.args.time if self.args.time else float("inf")
+        self.waiting = [name for name in self.runs if not self.store.has(name)]
+        self.told = time.time()
+
+    def go(self) -> int:
+        print(f"{len(self.runs)} runs, {len(self.runs) - len(self.waiting)} of them there already", flush=True)
+        try:
+            while self.running or self._startable():
+                while len(self.running) < self.args.workers and (name := self._startable()):
+                    self._start(name)
+                time.sleep(0.2)
+                self._gather()
+                self._tell()
+        finally:
+            for process in self.running.values():
+                process.terminate()
+        return self._end()
+
+    def _startable(self) -> str | None:
+        if time.time() >= self.deadline:
+            return None
+        return next((name for name in self.waiting if not self.reason_to_wait(self.runs[name])), None)
+
+    def reason_to_wait(self, run: Run) -> str:
+        """A run waits for those of this sweep that choose its rate, and for the model that it starts from."""
+        pending = [*self.waiting, *self.running]
+        if run.trials and (trials := [name for name in pending if fnmatch(name, run.trials)]):
+            return f"for {trials[0]}"
+        if "/" in run.source:
+            place, _, name = run.source.partition("/")
+            if not Store(self.args.out / place).path(name, ".model.pt").exists():
+                return f"for the model of `gblr reproduce {place} --only {name}`"
+        return ""
+
+    def _start(self, name: str) -> None:
+        self.waiting.remove(name)
+        options = ["--data", str(self.args.data), "--out", str(self.args.out), "--seeds", str(self.args.seeds)]
+        options += [f"--{flag}" for flag in ("tiny", "eager") if getattr(self.args, flag)]
+        options += ["--epochs", str(self.args.epochs)] if self.args.epochs else []
+        options += ["--model", self.args.model] if self.args.model else []
+        command = [sys.executable, "-m", self.recipe.module, *options, "--one", name, "--deadline", str(self.deadline)]
+        threads = str(max(1, (os.cpu_count() or 1) // self.args.workers))
+        with self.store.path(name, ".log").open("a") as log:
+            self.running[name] = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env={"OMP_NUM_THREADS": threads} | os.environ
+            )
+
+    def _gather(self) -> None:
+        for name, process in list(self.running.items()):
+            if process.poll() is None:
+                continue
+            del self.running[name]
+            if process.returncode == _PAUSED:
+                self.paused.append(name)
+            elif process.returncode:
+                self.failed.append(name)
+            print(f"{name}: {'failed: ' if name in self.failed else ''}{self._last_line(name)}", flush=True)
+
+    def _last_line(self, name: str) -> str:
+        lines = self.store.path(name, ".log").read_text().strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def _tell(self) -> None:
+        if time.time() - self.told < _STATUS_SECONDS:
+            return
+        self.told = time.time()
+        for name in self.running:
+            print(f"  {name}: {self._last_line(name)}", flush=True)
+        print(f"  {len(self.waiting)} runs wait", flush=True)
+
+    def _end(self) -> int:
+        for name in self.waiting[:5]:
+            if reason := self.reason_to_wait(self.runs[name]):
+                print(f"{name} waits {reason}")
+        left = len(self.waiting) + len(self.paused)
+        if left:
+            print(f"{left} runs are left ({len(self.paused)} paused); the same command continues.", flush=True)
+        return 1 if self.failed else 0
+
+
+# -- smoke -------------------------------------------------------------------------------------------------------------
+
+
+def smoke_runs(runs: dict[str, Run]) -> dict[str, Run]:
+    """The first of each kind, tiny; and one trial of a learning rate, if there are any."""
+    kinds: dict[Any, str] = {}
+    for name, run in runs.items():
+        kind = (run.method, run.block_rank, run.budget, run.init, run.allocation, run.start_cost, run.weights)
+        kinds.setdefault("trial" if run.held_out else kind, name)
+    return {name: tiny_run(runs[name]) for name in kinds.values()}
+
+
+def _smoke_task(recipe: Recipe) -> Task:
+    return generated(num_classes=20 if recipe.data == "cifar100" else 10)
+
+
+def smoke(recipe: Recipe, runs: dict[str, Run], out: Path) -> int:
+    task, store = _smoke_task(recipe), Store(out / "smoke" / recipe.place)
+    for name, run in smoke_runs(runs).items():
+        print(name, flush=True)
+        perform(recipe, name, run, task, store)
+    return 0

@@ -1,0 +1,110 @@
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gblr.experiments import publish
+from gblr.experiments.run import Run
+from gblr.experiments.store import Store
+
+DOCS = Path(__file__).parents[2] / "docs"
+HOOK = runpy.run_path(str(DOCS / "_build" / "results_tables.py"))
+TYPES = {"q": {"layers": 2, "min": 10.0, "mean": 20.0, "max": 30.0, "dense": 1024.0, "relative_cost": 0.02}}
+
+
+def record(name, accuracy, run, reached, **more):
+    layers = {f"blocks.{i}.attention.query": {"shape": [32, 32], "rank": 5, "relative_cost": 0.1} for i in range(3)}
+    return {
+        "name": name, "recipe": "x", "config": run.to_dict(), "seed": run.seed, "commit": "abc", "device": "GPU",
+        "torch": "2", "test": {"accuracy": accuracy, "loss": 1.0}, "train": {"accuracy": accuracy + 5, "loss": 0.5},
+        "reached_cost": reached, "model_relative_cost": 0.9 * reached, "num_params": 7, "seconds": 9.0,
+        "curve": {"epoch": [1], "train_loss": [2.0]}, "by_type": TYPES, "layers": layers, "before": None,
+        "dense_start": None, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """Made-up results of a few runs, published into a folder that the hook reads."""
+    store = Store(tmp_path / "runs" / "cifar10-vit")
+    for seed, (dense, ours, low) in enumerate(((80.0, 79.0, 70.0), (82.0, 81.0, 72.0))):
+        store.write(f"vit384-dense-seed{seed}", record(f"vit384-dense-seed{seed}", dense, Run("vit384", "dense"), 1.0))
+        name = f"vit384-gblr-1-0.3-seed{seed}"
+        store.write(name, record(name, ours, Run("vit384", "gaudi", 0.3, seed=seed), 0.2996))
+        name = f"vit384-low-rank-0.3-seed{seed}"
+        store.write(name, record(name, low, Run("vit384", "low rank", 0.3, seed=seed), 0.298))
+    trial = Run("vit384", "gaudi", 0.15, held_out=5000, lr=5e-4, seed=100)
+    store.write("trial-vit384-gblr-1-lr0.0005", record("trial-vit384-gblr-1-lr0.0005", 60.0, trial, 0.15))
+    blocks = {f"blocks.{i}.attention.query": np.array([[0, 4, 30, 8], [2, 3, 1, 5]]) for i in range(3)}
+    store.save_blocks("vit384-gblr-1-0.3-seed0", blocks)
+    resnet = Store(tmp_path / "runs" / "cifar10-resnet")
+    name = "resnet20-low-rank-global-0.55-seed0"
+    run = Run("resnet20", "low rank", 0.55, scope="model")
+    before = {"before": {"accuracy": 81.5, "loss": 1.0}, "dense_start": {"accuracy": 91.7, "loss": 0.3}}
+    resnet.write(name, record(name, 90.5, run, 0.54, **before))
+    docs = tmp_path / "docs"
+    (docs / "results").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["publish", "--runs", str(tmp_path / "runs"), "--docs", str(docs)])
+    assert publish.main() == 0
+    monkeypatch.setitem(HOOK["render"].__globals__, "RESULTS", docs / "results")
+    return docs
+
+
+def test_tables_have_means_and_spreads_over_seeds_and_the_cost_reached(published):
+    table = HOOK["render"]("cifar10-vit.json").splitlines()
+    assert table[0] == "| network | method | seeds | cost 1 | cost 0.3 |"
+    assert "| vit384 | GBLR, block_rank 1 | 2 |  | **80.00 ± 1.41** (0.300) |" in table
+    assert "| vit384 | low rank | 2 |  | 71.00 ± 1.41 (0.298) |" in table
+    assert any("`docs/results/cifar10-vit.json`, by `gblr reproduce cifar10-vit --data DIR`" in line for line in table)
+
+
+def test_trials_have_a_table_of_their_own(published):
+    assert "| vit384 | GBLR, block_rank 1 | **60.00** |" in HOOK["render"]("cifar10-vit.json", "rates")
+    assert "60.00" not in HOOK["render"]("cifar10-vit.json")
+
+
+def test_the_analysis_shows_costs_by_type_and_the_gap(published):
+    assert "| GBLR, block_rank 1 | 0.3 | q | 0.0 | 0.0 | 0.0 | 1.0 | 0.020 |" in HOOK["render"](
+        "cifar10-analysis.json", "types"
+    )
+    gap = HOOK["render"]("cifar10-analysis.json", "gap")
+    assert "| GBLR, block_rank 1 | 0.3 | 2 | 85.00 ± 1.41 | 80.00 ± 1.41 | 5.00 ± 0.00 |" in gap
+
+
+def test_converted_models_are_shown_before_and_after_tuning(published):
+    line = "| resnet20 | low rank, solved ranks (ALDS kind) | 0.55 | 0.540 | 0.486 | 91.70 | 81.50 | 90.50 |"
+    assert line in HOOK["render"]("cifar10-resnet.json", "before")
+
+
+def test_pictures_are_drawn_and_small(published):
+    pictures = {file.name: file.stat().st_size for file in (published / "images").iterdir()}
+    names = {"vision-cifar10-vit-vit384.png", "vision-masks-0.3-1.png", "vision-cifar10-resnet-resnet20.png"}
+    assert names == set(pictures) and max(pictures.values()) < 150_000
+
+
+def test_rows_name_commit_seed_and_rate(published):
+    rows = json.loads((published / "results" / "cifar10-vit.json").read_text())["rows"]
+    ours = next(row for row in rows if row["name"] == "vit384-gblr-1-0.3-seed1")
+    assert (ours["commit"], ours["seed"], ours["lr"], ours["kind"]) == ("abc", 1, 1e-3, "gblr-1") and "curve" in ours
+
+
+def test_what_is_not_there_is_said_with_its_command(published):
+    shown = HOOK["render"]("cifar10-mixer.json")
+    assert "Not measured yet" in shown and "gblr reproduce cifar10-mixer --data DIR" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("vit384-gblr-16-0.3-seed0", "gblr-16"),
+        ("vit384-dense-seed12", "dense"),
+        ("trial-vit384-low-rank-lr0.0005", "low-rank"),
+        ("trial-vit384-gblr-1-lr5e-05", "gblr-1"),
+        ("vit384-gblr-1-shrinkage-0.08-seed0", "gblr-1-shrinkage"),
+    ],
+)
+def test_kinds_are_read_off_names(name, kind):
+    assert publish.kind_of({"name": name, "config": {"model": "vit384"}}) == kind

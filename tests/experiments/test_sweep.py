@@ -1,0 +1,153 @@
+import json
+import os
+from dataclasses import fields, replace
+from importlib import import_module
+
+import pytest
+
+from gblr.cli.reproduce import RECIPES
+from gblr.experiments import check as checking
+from gblr.experiments import cifar10_vit, imagenet_vit_scratch
+from gblr.experiments.run import Run
+from gblr.experiments.store import Store
+from gblr.experiments.sweep import Sweep, main, parse, smoke_runs, with_best_rate
+
+VISION = {name: import_module(module).RECIPE for name, (module, _) in RECIPES.items() if name != "cifar10-learning"}
+DENSE_RUN = "vit384-dense-seed0"
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_every_recipe_runs_in_smoke_mode(name, tmp_path, capsys):
+    recipe = VISION[name]
+    assert main(recipe, ["--smoke", "--out", str(tmp_path)]) == 0
+    expected = smoke_runs(recipe.runs(1))
+    files = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "smoke" / recipe.place).glob("*.json")}
+    assert set(files) == set(expected)
+    for result in files.values():
+        assert result["recipe"] == name and 0 <= result["test"]["accuracy"] <= 100
+        assert result["reached_cost"] <= result["target"] * (1 + 1e-6)
+        assert set(result["config"]) == {field.name for field in fields(Run)}
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_recipes_know_their_names_and_the_order_of_their_runs(name):
+    recipe = VISION[name]
+    assert recipe.name == name and recipe.module == RECIPES[name][0]
+    runs = list(recipe.runs(2).items())
+    for i, (_, run) in enumerate(runs):
+        assert not any(later.held_out for _, later in runs[i:]) or run.held_out  # trials come first
+        assert run.epochs >= 1 and 0 < run.relative_cost <= 1
+
+
+def test_the_headline_has_every_method_at_every_cost_with_three_seeds():
+    names = list(cifar10_vit.runs(3))
+    for kind in ("gblr-1", "gblr-16", "gblr-1-shrinkage", "low-rank", "monarch", "pixelfly", "blast"):
+        assert all(f"vit384-{kind}-{c}-seed{s}" in names for c in (0.3, 0.15, 0.08) for s in range(3))
+        assert sum(name.startswith(f"trial-vit384-{kind}-lr") for name in names) == 3
+    assert all(run.epochs == 60 for name, run in cifar10_vit.runs(3).items() if not name.startswith("trial"))
+
+
+def tiny(tmp_path, *options):
+    return main(cifar10_vit.RECIPE, ["--tiny", "--out", str(tmp_path), *options])
+
+
+def test_a_sweep_makes_each_run_once_and_tells_of_it(tmp_path, capfd):
+    assert tiny(tmp_path, "--only", DENSE_RUN, "--workers", "2") == 0
+    store = Store(tmp_path / "cifar10-vit")
+    first = store.path(DENSE_RUN).stat().st_mtime_ns
+    assert store.load_model(DENSE_RUN)["head.weight"].shape == (10, 32)
+    assert not list(store.folder.glob("*.state.pt"))
+    assert "accuracy" in capfd.readouterr().out
+    assert tiny(tmp_path, "--only", DENSE_RUN) == 0
+    assert store.path(DENSE_RUN).stat().st_mtime_ns == first
+    assert "1 of them there already" in capfd.readouterr().out
+
+
+def test_time_that_is_over_pauses_and_the_next_call_continues(tmp_path, capfd):
+    assert tiny(tmp_path, "--only", DENSE_RUN, "--time", "0.4") == 0
+    store = Store(tmp_path / "cifar10-vit")
+    assert not store.has(DENSE_RUN) and store.path(DENSE_RUN, ".state.pt").exists()
+    assert "1 runs are left (1 paused)" in capfd.readouterr().out
+    assert tiny(tmp_path, "--only", DENSE_RUN) == 0
+    assert store.has(DENSE_RUN) and not store.path(DENSE_RUN, ".state.pt").exists()
+
+
+def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capfd):
+    store = Store(tmp_path / "cifar10-vit")
+    store.folder.mkdir()
+    store.path(DENSE_RUN, ".state.pt").write_text("no state")
+    assert tiny(tmp_path, "--only", DENSE_RUN) == 1
+    assert f"{DENSE_RUN}: failed: " in capfd.readouterr().out and not store.has(DENSE_RUN)
+
+
+def test_a_result_appears_complete_or_not_at_all(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        store.write("a", {"accuracy": 1.0})
+    assert not store.has("a") and store.matching("*") == []
+
+
+def sweep(tmp_path, recipe, runs):
+    return Sweep(recipe, runs, parse(recipe, ["--data", "x", "--out", str(tmp_path)]))
+
+
+def test_a_run_waits_for_the_trials_of_its_rate(tmp_path):
+    runs = {name: run for name, run in cifar10_vit.runs(1).items() if "384-dense" in name}
+    waits = sweep(tmp_path, cifar10_vit.RECIPE, runs)
+    assert waits.reason_to_wait(runs[DENSE_RUN]).startswith("for trial-vit384-dense-lr")
+    waits.waiting = [DENSE_RUN]
+    assert waits.reason_to_wait(runs[DENSE_RUN]) == ""
+
+
+def test_a_run_waits_for_the_model_that_it_starts_from(tmp_path):
+    recipe = VISION["cifar10-finetune"]
+    name, run = next(iter(recipe.runs(1).items()))
+    waits = sweep(tmp_path, recipe, {name: run})
+    assert f"gblr reproduce cifar10-vit --only {DENSE_RUN}" in waits.reason_to_wait(run)
+    Store(tmp_path / "cifar10-vit").save_model(DENSE_RUN, {})
+    assert waits.reason_to_wait(run) == ""
+
+
+def test_the_best_trial_gives_the_rate(tmp_path):
+    store = Store(tmp_path)
+    for lr, accuracy in ((5e-4, 70.0), (1e-3, 72.0), (2e-3, 71.0)):
+        store.write(f"trial-x-lr{lr:g}", {"config": {"lr": lr}, "test": {"accuracy": accuracy}})
+    run = Run("vit384", "dense", lr=3e-3, trials="trial-x-lr*")
+    found, trials = with_best_rate(run, store)
+    assert found == replace(run, lr=1e-3) and trials == {"0.0005": 70.0, "0.001": 72.0, "0.002": 71.0}
+    assert with_best_rate(replace(run, trials="trial-y-*"), store) == (replace(run, trials="trial-y-*"), {})
+
+
+def test_data_must_be_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("GBLR_DATA", raising=False)
+    with pytest.raises(ValueError, match="GBLR_DATA"):
+        main(cifar10_vit.RECIPE, ["--out", str(tmp_path)])
+    with pytest.raises(ValueError, match="no run matches"):
+        main(cifar10_vit.RECIPE, ["--only", "nothing", "--smoke"])
+
+
+def test_the_check_passes_here_and_fails_when_a_number_is_changed(tmp_path, monkeypatch, capsys):
+    recipe = imagenet_vit_scratch.RECIPE
+    assert main(recipe, ["--check"]) == 0
+    assert "4 of 4 runs are as stored" in capsys.readouterr().out
+    stored = json.loads((checking.CHECKS / f"{recipe.name}.json").read_text())
+    name = next(iter(stored["runs"]))
+    stored["runs"][name]["test_loss"] += 0.1
+    (tmp_path / f"{recipe.name}.json").write_text(json.dumps(stored))
+    monkeypatch.setattr(checking, "CHECKS", tmp_path)
+    assert main(recipe, ["--check"]) == 1
+    shown = capsys.readouterr().out
+    assert f"{name}: test_loss" in shown and "3 of 4 runs are as stored" in shown
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_every_recipe_has_a_stored_check_of_its_runs(name):
+    stored = json.loads((checking.CHECKS / f"{name}.json").read_text())["runs"]
+    recipe = VISION[name]
+    assert set(stored) == set(smoke_runs(recipe.runs(recipe.seeds)))
+    numbers = {"a": {"test_loss": 1.0, "train_loss": 1.0, "accuracy": 50.0, "reached_cost": 0.3}}
+    assert checking.differences(numbers, numbers) == {}
+    off = {"a": numbers["a"] | {"reached_cost": 0.31}}
+    assert checking.differences(off, numbers) == {"a": ["reached_cost 0.3100, stored 0.3000"]}
+    assert checking.differences(numbers, {}) == {"a": ["nothing is stored"]}
