@@ -14,6 +14,7 @@ from gblr.experiments.cifar10_finetune import KINDS as FINETUNED
 from gblr.experiments.datasets import generated
 from gblr.experiments.networks import NETWORKS
 from gblr.experiments.run import BASELINES, DENSE, LEARNED
+from gblr.experiments.step import uncompiled
 from gblr.experiments.store import plain
 from gblr.experiments.structures import monarch_costs, structure_
 from gblr.experiments.train_run import Paused, tiny_run, train_run
@@ -21,6 +22,7 @@ from gblr.fitting.config import BlastConfig, PixelflyConfig
 from gblr.layers.structured import MatrixModule
 from gblr.models.mixer import Mixer
 from gblr.models.vit import ViT
+from tests.shape_hook import shapes_unchecked
 
 COSTS = (0.3, 0.15, 0.08)
 TOLERANCE = 0.05  # every method comes that near to the cost asked, from below
@@ -120,3 +122,21 @@ def test_a_cost_of_the_whole_model_leaves_room_for_its_dense_part(task):
 def test_a_whole_model_cannot_cost_less_than_its_dense_part(task):
     with pytest.raises(ValueError, match="stay dense"):
         train_run(replace(tiny_run(BASELINES[0].run("resnet20", 0.02)), scope="model"), task)
+
+
+@pytest.mark.parametrize("kind", BASELINES[:3], ids=lambda kind: kind.label)
+def test_blocks_compile_once_for_all_and_give_the_same(kind):
+    """Monarch and Pixelfly run eagerly inside compiled blocks; all blocks share their graphs."""
+    model, x = ViT(width=32, depth=3, num_heads=2, mlp_ratio=2.0), torch.randn(4, 3, 32, 32)
+    with shapes_unchecked(), torch.no_grad():
+        structure_(model, kind.run("vit384", 0.3), NETWORKS["vit384"].where, x[:1])
+        plain = model(x)
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+        torch.testing.assert_close(model(x), plain)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 6
+        with uncompiled(model):
+            assert all(block._compiled_call_impl is None for block in model.blocks)
+        assert all(block._compiled_call_impl is not None for block in model.blocks)

@@ -51,6 +51,7 @@ def parse(recipe: Recipe, arguments: Sequence[str] | None) -> argparse.Namespace
     parser.add_argument("--epochs", type=int, help="instead of what the recipe says")
     parser.add_argument("--workers", type=int, default=3, help="runs at a time")
     parser.add_argument("--time", type=float, metavar="SECONDS", help="then runs pause, and none is started")
+    parser.add_argument("--start", type=float, metavar="SECONDS", help="then no run is started; others go on")
     parser.add_argument("--model", default=recipe.model, help="trained network, for recipes that start from one")
     parser.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs: slow, for debugging")
     parser.add_argument("--list", action="store_true", help="names of the runs")
@@ -156,6 +157,7 @@ class Sweep:
         self.store = Store(self.args.out / self.recipe.place)
         self.store.folder.mkdir(parents=True, exist_ok=True)
         self.deadline = time.time() + self.args.time if self.args.time else float("inf")
+        self.last_start = min(self.deadline, time.time() + self.args.start if self.args.start else float("inf"))
         self.waiting = [name for name in self.runs if not self.store.has(name)]
         self.told = time.time()
 
@@ -174,7 +176,7 @@ class Sweep:
         return self._end()
 
     def _startable(self) -> str | None:
-        if time.time() >= self.deadline:
+        if time.time() >= self.last_start:
             return None
         return next((name for name in self.waiting if not self.reason_to_wait(self.runs[name])), None)
 
