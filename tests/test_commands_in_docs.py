@@ -29,7 +29,7 @@ BLOCK = re.compile(r"^(<!-- runnable -->\n)?```(sh|text)\n(.*?)^```$", re.MULTIL
 INLINE = re.compile(r"(?<!`)`((?:gblr|make|python|torchrun|pip) [^`\n]+)`(?!`)")
 FILE_BLOCK = re.compile(r'^```python title="([\w./]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 PLAIN_PROGRAMS = {".", "cd", "git"}  # nothing of ours to check
-TORCHRUN_OPTIONS = {"--standalone", "--nproc_per_node"}
+TORCHRUN_OPTIONS = {"--standalone", "--nproc_per_node", "--no-python"}
 
 commands.register()
 GBLR = get_command(app)
@@ -158,6 +158,10 @@ def check_make(line: Line, files: set[str]) -> str:
 
 
 def check_torchrun(line: Line, files: set[str]) -> str:
+    if "gblr" in line.words:  # torchrun --no-python gblr ...
+        cut = line.words.index("gblr")
+        own = check_torchrun(Line(line.words[:cut], whole=False), files)
+        return own or check_gblr(Line(line.words[cut:], line.whole), files)
     wrong = set(names_in(list(line.words[1:]))) - TORCHRUN_OPTIONS
     if wrong:
         return f"options that are not tested: {', '.join(wrong)}"
@@ -194,6 +198,8 @@ CHECKS = {
         ("make tea", "tea"),
         ("pip install 'gblr[onyx]'", "onyx"),
         ("torchrun --nproc_per_node 2 other.py", "other.py"),
+        ("torchrun --nproc_per_node 2 --no-python gblr compress x --data y --stream", ""),
+        ("torchrun --nproc_per_node 2 --no-python gblr compress x --data y --steam", "--steam"),
     ],
 )
 def test_a_wrong_command_is_found(source, problem):

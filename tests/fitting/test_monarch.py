@@ -26,7 +26,7 @@ def test_it_takes_the_dearest_number_of_blocks_within_the_budget(a, b, common, c
     shape = (a * common, b * common)
     dense, full = shape[0] * shape[1], min(shape) * sum(shape)
     costs = [full // nb for nb in range(1, min(shape) + 1) if shape[0] % nb == shape[1] % nb == 0]
-    allowed = [c for c in costs if c <= cost * dense]
+    allowed = [c for c in costs if c <= cost * dense + 1e-6]  # 0.7 * 360 is a little below 252
     weight = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     if not allowed:
         with raises_value_error("Monarch", f"{shape[0]} x {shape[1]}"):

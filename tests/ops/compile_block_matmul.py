@@ -43,7 +43,7 @@ def main() -> None:
         tokens = 32 if dtype == "fp32" else 128
         first = many | {"TOKENS": tokens, "GATHER": False, "x_feature": 1}
         compile_for(target, kernels._many_tokens_kernel, dtype, first | {"out_feature": 1})
-        compile_for(target, kernels._many_tokens_kernel, dtype, first | {"out_token": 1})
+        compile_for(target, kernels._many_tokens_kernel, dtype, first | {"out_token": 1, "WHOLE": True})
         second = many | {"TOKENS": tokens, "GATHER": True, "x_token": 1, "out_feature": 1}
         compile_for(target, kernels._many_tokens_kernel, dtype, second)
         for number in (1, 16):

@@ -71,7 +71,7 @@ SHAPES = [(1, 1, 1, 1), (70, 50, 40, 1), (200, 130, 150, 1), (64, 64, 64, 1), (1
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("out_features", "in_features", "num_blocks", "block_rank"), SHAPES)
-@pytest.mark.parametrize("tokens", [1, 5, 16, 17, 80])
+@pytest.mark.parametrize("tokens", [1, 16, 40])
 def test_the_product_is_that_of_the_dense_matrix(
     interpreted, unwritten_is_nan, out_features, in_features, num_blocks, block_rank, style, tokens, generator
 ):

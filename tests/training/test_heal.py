@@ -15,12 +15,12 @@ from tests.conversion import converted
 from tests.helpers import raises_value_error
 
 CONFIGS = {
-    "gaudi": gblr.GaudiConfig(0.4),
-    "gaudi rank 4": gblr.GaudiConfig(0.5, block_rank=4),
+    "gaudi": gblr.GaudiConfig(0.4, steps=4),
+    "gaudi rank 4": gblr.GaudiConfig(0.5, block_rank=4, steps=4),
     "low rank": gblr.LowRankConfig(0.4),
     "monarch": gblr.MonarchConfig(0.6),
     "pixelfly": gblr.PixelflyConfig(0.6, tile=8),
-    "blast": gblr.BlastConfig(0.5, num_tiles=2),
+    "blast": gblr.BlastConfig(0.5, num_tiles=2, steps=15),
 }
 
 
@@ -115,7 +115,7 @@ def test_distillation_goes_on_where_the_refit_ends(structure, match):
     model = copy.deepcopy(teacher)
     gblr.convert_(model, gblr.GaudiConfig(0.4, steps=3), calibration=batches)
     before, spent = distance(model, teacher, batches), sum(mults(model).values())
-    config = gblr.TrainConfig(epochs=12, lr=3e-3, structure_lr=1e-3, weight_decay=0.0)
+    config = gblr.TrainConfig(epochs=8, lr=5e-3, structure_lr=1e-3, weight_decay=0.0)
     result = gblr.heal_(model, teacher, batches, layers=False, config=config, structure=structure, match=match)
     assert result.layers == [] and result.training is not None
     assert distance(model, teacher, batches) < 0.8 * before

@@ -56,6 +56,9 @@ def compress(
     exclude: Names = None,
     convolutions: Annotated[bool, typer.Option(help="Convert convolutions too.")] = False,
     baseline: Baselines = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Never load the whole model: block by block, from files to files.")
+    ] = False,
     lr: Rate = None,
     structure_lr: Rate = None,
     batch_size: Annotated[int | None, typer.Option(help="Of training.")] = None,
@@ -73,7 +76,8 @@ def compress(
     """
     if no_train and train:
         raise typer.BadParameter("--train and --no-train exclude each other.")
-    _run(
+    run = _stream if stream else _run
+    run(
         {
             "model": model, "data": data, "cost": cost, "method": method, "epochs": train or 0.0,
             "calibration": calibration, "heal": heal, "block_rank": block_rank, "include": tuple(include or ()),
@@ -164,6 +168,28 @@ def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json
         return
     show.out.print(show.results(record))
     show.out.print(f"model:  {out / 'model'}\nrecord: {out / 'run.json'}\npage:   gblr report {out}")
+
+
+def _stream(options: dict[str, Any], out: Path | None, threads: int | None, as_json: bool) -> None:
+    import os
+
+    import torch
+
+    from gblr.workflows.settings import Settings
+    from gblr.workflows.stream import stream
+
+    if threads:
+        torch.set_num_threads(threads)
+    settings = Settings(**options)
+    out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
+    report = stream(settings, out, show.say)
+    if int(os.environ.get("RANK", 0)):
+        return
+    if as_json:
+        show.as_json(report.to_dict())
+        return
+    show.out.print(report)
+    show.out.print(f"model: {out / 'model'}")
 
 
 def default_name(model: str, method: str, cost: float) -> str:

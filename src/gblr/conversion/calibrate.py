@@ -37,7 +37,7 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
 
         def hook(module: nn.Module, args: Any, kwargs: Any, source: Source = source) -> None:
             x = input_vectors(args[0] if args else next(iter(kwargs.values())), source.geometry, padding[0])
-            statistics[source.name].gram += (x.mT @ x).double()
+            add_gram_(statistics[source.name].gram, x)
             statistics[source.name].positions += x.shape[0]
 
         handles.append(source.module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -54,6 +54,16 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
     if len(unused) == len(statistics):
         raise ValueError("`calibration` reached none of the layers to convert: is it empty, or does it skip them?")
     return statistics
+
+
+_SLICE = 1 << 24  # numbers of a product at once: 64 MiB in float32
+
+
+def add_gram_(gram: Float[Tensor, "in in"], x: Float[Tensor, "positions in"]) -> None:
+    """gram += X^T X, some rows at a time, so that a wide layer needs no second matrix of that size."""
+    rows = max(1, _SLICE // max(1, x.shape[1]))
+    for part, columns in zip(gram.split(rows), x.split(rows, dim=1), strict=True):
+        part += columns.mT @ x
 
 
 def _run(model: nn.Module, batches: Iterable[Any], padding: list[Tensor | None]) -> None:

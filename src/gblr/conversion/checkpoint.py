@@ -46,13 +46,7 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike[str], max_sha
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     tensors, aliases = unique_tensors(model)
     buffers, buffer_aliases = unsaved_buffers(model)
-    manifest: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
-        "library_version": _library_version(),
-        "architecture": type(model).__name__,
-        "transformers": None,
-        **_layers(model),
-    }
+    manifest = describe_model(model)
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".gblr-", dir=target) as scratch:
@@ -66,13 +60,32 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike[str], max_sha
             write_tensors(buffers, folder, "gblr_buffers.safetensors", max_shard_bytes) if buffers else {}
         )
         manifest["aliases"] = aliases | buffer_aliases
-        _write_index(manifest["tensors"], sum(t.nbytes for t in tensors.values()), folder)
-        (folder / MANIFEST).write_text(_lines(manifest))
-        written = sorted(path.name for path in folder.iterdir())
-        for name in sorted(written, key=lambda name: name == MANIFEST):  # the manifest last
-            shutil.copymode(folder / MANIFEST, folder / name)  # safetensors makes files that only their owner reads
-            os.replace(folder / name, target / name)
-    _remove_stale(target, set(written))
+        publish(manifest, sum(t.nbytes for t in tensors.values()), folder, target)
+
+
+def describe_model(model: nn.Module) -> dict[str, Any]:
+    """What the manifest says of a model before its tensors are written; they may be on the meta device."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "library_version": _library_version(),
+        "architecture": type(model).__name__,
+        "transformers": None,
+        **_layers(model),
+    }
+
+
+def publish(manifest: dict[str, Any], total_size: int, folder: Path, target: Path) -> None:
+    """Adds index and manifest to what was written to `folder`, and moves all of it to `target`, over what is there.
+
+    Tensor files may be in `target` already.
+    """
+    _write_index(manifest["tensors"], total_size, folder)
+    (folder / MANIFEST).write_text(_lines(manifest))
+    written = sorted(path.name for path in folder.iterdir())
+    for name in sorted(written, key=lambda name: name == MANIFEST):  # the manifest last
+        shutil.copymode(folder / MANIFEST, folder / name)  # safetensors makes files that only their owner reads
+        os.replace(folder / name, target / name)
+    _remove_stale(target, {*written, *(record["file"] for record in manifest["tensors"].values())})
 
 
 def from_pretrained(

@@ -16,7 +16,7 @@ from gblr.conversion.report import Report, Row
 from gblr.conversion.sources import Source, Uses, check_weights, read_source, reason_against
 from gblr.fitting.allocate import allocate
 from gblr.fitting.config import Config, GaudiConfig
-from gblr.fitting.fit import few_threads, fit_batch, num_ticks, prepare_gram
+from gblr.fitting.fit import Tick, few_threads, fit_batch, num_ticks, prepare_gram
 from gblr.fitting.svd import squared_error, weighted_svd
 from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiLinear, GaudiModule
@@ -24,6 +24,7 @@ from gblr.layers.split import SplitLinear
 from gblr.layers.structured import StructuredLinear
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.gblr import GBLRMatrix
+from gblr.matrices.packed import PackedGBLR
 from gblr.progress import progress
 
 _BATCH_NUMBERS = 1 << 27  # of weights, and of what a calibrated fit keeps beside them: half a gigabyte in float32
@@ -74,24 +75,24 @@ def convert_(
     sources, skipped = choose(model, where, split_fused)
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
     if isinstance(config, GaudiConfig) and config.init == "scratch":
-        jobs = _jobs(sources, {})
+        jobs = make_jobs(sources, {})
         for job in jobs:
             job.budget = config.relative_cost * job.dense_mults
     else:
         check_weights(sources)
         statistics = {} if calibration is None else collect(model, sources, calibration)
-        jobs = _jobs(sources, statistics)
-        _set_budgets(config, jobs)
+        jobs = make_jobs(sources, statistics)
+        set_budgets(config, jobs)
         _fit(config, jobs)
     layers = [_build(config, source, [job for job in jobs if job.source is source]) for source in sources]
     for source, layer in zip(sources, layers, strict=True):
         replace_layer(model, source.name, layer)
     rows = [
-        _row(job, part)
+        report_row(job, part)
         for source, layer in zip(sources, layers, strict=True)
         for job, part in _parts(source, layer, jobs)
     ]
-    return Report([*rows, *skipped], [source.name for source in sources], _title(config, calibration), notes)
+    return Report([*rows, *skipped], [source.name for source in sources], report_title(config, calibration), notes)
 
 
 def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Source], list[Row]]:
@@ -131,7 +132,7 @@ def _nothing_chosen(where: Filter, names: Sequence[str], skipped: Sequence[Row])
     )
 
 
-def _jobs(sources: Sequence[Source], statistics: dict[str, Statistics]) -> list[Job]:
+def make_jobs(sources: Sequence[Source], statistics: dict[str, Statistics]) -> list[Job]:
     jobs = []
     for source in sources:
         found = statistics.get(source.name)
@@ -141,7 +142,7 @@ def _jobs(sources: Sequence[Source], statistics: dict[str, Statistics]) -> list[
     return jobs
 
 
-def _set_budgets(config: Config, jobs: Sequence[Job]) -> None:
+def set_budgets(config: Config, jobs: Sequence[Job]) -> None:
     """Multiplications allowed to each matrix: the same share everywhere, or where they lower the error most."""
     for job in jobs:
         job.budget = config.relative_cost * job.dense_mults
@@ -163,21 +164,33 @@ def _fit(config: Config, jobs: Sequence[Job]) -> None:
     pieces = [piece for group in _groups(jobs) for piece in _pieces(group)]
     with progress(f"fitting {len(jobs)} weights", len(pieces) * max(1, num_ticks(config))) as tick:
         for piece in pieces:
-            begin = time.perf_counter()
-            weight = torch.stack([job.weight.float() for job in piece])
-            gram = None
-            if piece[0].gram is not None:
-                gram = prepare_gram(torch.stack([job.gram.to(weight.device) for job in piece])).float()  # type: ignore
-            budget = torch.tensor([job.budget for job in piece], device=weight.device)
-            with few_threads(weight):
-                matrices = fit_batch(config.for_dtype(piece[0].weight.dtype), weight, gram, budget, tick)
-            error = squared_error(torch.stack([m.to_dense() for m in matrices]) - weight, gram)
-            relative = (error / squared_error(weight, gram).clamp(min=1e-30)).sqrt()
-            seconds = (time.perf_counter() - begin) / len(piece)
-            for job, matrix, e in zip(piece, matrices, relative.tolist(), strict=True):
-                job.matrix, job.error, job.seconds = matrix.to(job.weight.dtype), e, seconds
+            fit_piece(config, piece, tick)
             if num_ticks(config) == 0:
                 tick()
+
+
+def fit_piece(config: Config, piece: Sequence[Job], tick: Tick = lambda: None) -> None:
+    """Fits matrices of one shape as one batch, and notes errors and time in the jobs."""
+    begin = time.perf_counter()
+    weight = _stacked([job.weight.float() for job in piece])
+    gram = None
+    if piece[0].gram is not None:
+        grams = [prepare_gram(job.gram[None].to(weight.device)).float()[0] for job in piece]  # type: ignore
+        gram = _stacked(grams)
+        del grams
+    budget = torch.tensor([job.budget for job in piece], device=weight.device)
+    with few_threads(weight):
+        matrices = fit_batch(config.for_dtype(piece[0].weight.dtype), weight, gram, budget, tick)
+    error = squared_error(_stacked([m.to_dense() for m in matrices]).sub_(weight), gram)
+    relative = (error / squared_error(weight, gram).clamp(min=1e-30)).sqrt()
+    seconds = (time.perf_counter() - begin) / len(piece)
+    for job, matrix, e in zip(piece, matrices, relative.tolist(), strict=True):
+        job.matrix, job.error, job.seconds = matrix.to(job.weight.dtype), e, seconds
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    """A batch; of one tensor without a copy, which for the largest layers of the largest models matters."""
+    return tensors[0][None].contiguous() if len(tensors) == 1 else torch.stack(tensors)
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -247,13 +260,30 @@ def _build(config: Config, source: Source, jobs: Sequence[Job]) -> nn.Module:
     return whole.requires_grad_(source.module.weight.requires_grad)
 
 
+def build_structured(config: Config, source: Source, jobs: Sequence[Job]) -> tuple[nn.Module, list[nn.Module]]:
+    """A layer for inference and its parts: what `convert_` and `harden_` make, without the trainable one between."""
+    parts: list[nn.Module] = []
+    for job in jobs:
+        assert job.matrix is not None
+        packed = PackedGBLR.from_gblr(job.matrix) if isinstance(job.matrix, GBLRMatrix) else job.matrix
+        plain = source.geometry is None
+        if isinstance(packed, PackedGBLR):
+            layer: nn.Module = (
+                StructuredLinear(packed, job.bias) if plain else StructuredConv2d(packed, source.geometry, job.bias)  # type: ignore[arg-type]
+            )
+        else:
+            layer = build_layer(config, packed, job.bias, source.geometry)
+        parts.append(layer)
+    return (parts[0] if len(parts) == 1 else SplitLinear(parts)), parts
+
+
 def _parts(source: Source, layer: nn.Module, jobs: Sequence[Job]) -> list[tuple[Job, nn.Module]]:
     mine = [job for job in jobs if job.source is source]
     parts = list(layer.parts) if isinstance(layer, SplitLinear) else [layer]
     return list(zip(mine, parts, strict=True))
 
 
-def _row(job: Job, layer: Any) -> Row:
+def report_row(job: Job, layer: Any) -> Row:
     if isinstance(layer, GaudiModule):
         structure = layer.structure if not layer.width_frac.is_meta else None
         live = "?" if structure is None else int(structure.live.sum())
@@ -269,11 +299,13 @@ def _row(job: Job, layer: Any) -> Row:
 def _describe(matrix: StructuredMatrix) -> str:
     name = type(matrix).__name__.removesuffix("Matrix")
     rank, num_blocks = getattr(matrix, "rank", None), getattr(matrix, "num_blocks", None)
+    if isinstance(matrix, PackedGBLR):
+        return f"packed, {matrix.structure.num_blocks} blocks of rank {matrix.block_rank}"
     if rank is not None:
         return f"{name}, rank {rank}"
     return name if num_blocks is None else f"{name}, {num_blocks} blocks"
 
 
-def _title(config: Config, calibration: object) -> str:
+def report_title(config: Config, calibration: object) -> str:
     how = "errors weighted by calibration inputs" if calibration is not None else "plain errors"
     return f"{type(config).__name__}(relative_cost={config.relative_cost}, {config.allocation} allocation), {how}"

@@ -103,10 +103,11 @@ def _update(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gives block k its best columns for its rows, then its best rows for those columns.
 
-    Returns the new residual and the worth of each row and column. Without a `price` the intervals stay as they are.
+    Returns the new residual (the old one is overwritten) and the worth of each row and column. Without a `price` the
+    intervals stay as they are.
     """
     u, v = blocks.u[:, k], blocks.v[:, k]  # (b, r, out), (b, r, in)
-    target = torch.baddbmm(residual, u.mT, v)  # what block k has to explain
+    target = _add_(residual, u, v)  # what block k has to explain
     factor = _factor(u, u)
     wanted = _divide(factor, u @ target)
     if price is None:
@@ -119,7 +120,7 @@ def _update(
 
     weighted = metric.times(v)
     factor = _factor(weighted, v)
-    wanted = _divide(factor, weighted @ target.mT)
+    wanted = _divide(factor, (target @ weighted.mT).mT)  # weighted @ target.mT is slower for a single row
     row_worth = wanted.square().sum(1)
     if price is not None:
         start, size = best_interval(row_worth, price * blocks.block_rank, align)
@@ -130,7 +131,14 @@ def _update(
     live = blocks.live[:, k, None, None]
     u, v = u * live, v * live
     blocks.u[:, k], blocks.v[:, k] = u, v
-    return torch.baddbmm(target, u.mT, v, alpha=-1), row_worth, col_worth
+    return _add_(target, u, v, -1), row_worth, col_worth
+
+
+def _add_(
+    to: Float[Tensor, "b out in"], u: Float[Tensor, "b r out"], v: Float[Tensor, "b r in"], sign: int = 1
+) -> Tensor:
+    """Adds u^T v in place."""
+    return to.addcmul_(u.mT, v, value=sign) if u.shape[1] == 1 else to.baddbmm_(u.mT, v, alpha=sign)
 
 
 def _factor(a: Float[Tensor, "b r n"], b: Float[Tensor, "b r n"]) -> Float[Tensor, "b r r"]:

@@ -98,5 +98,6 @@ def prepare_gram(gram: Float[Tensor, "b in in"]) -> Float[Tensor, "b in in"]:
     plain.
     """
     scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
-    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    return torch.where(scale > 0, gram / scale.clamp(min=torch.finfo(gram.dtype).tiny), 0) + _DAMPING * identity
+    prepared = gram / torch.where(scale > 0, scale, torch.inf)
+    prepared.diagonal(dim1=-2, dim2=-1).add_(_DAMPING)
+    return prepared

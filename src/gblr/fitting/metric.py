@@ -64,7 +64,9 @@ class GramMetric:
         self.starts = torch.arange(0, length, spacing, device=gram.device)
         position = torch.arange(length, device=gram.device)
         self.rotation = (position + self.starts[:, None]) % length  # (starts, in)
-        self.inverse = torch.stack([_inverse_factor(gram, order) for order in self.rotation], dim=1)
+        self.inverse = gram.new_empty(len(gram), len(self.starts), length, length)
+        for i, order in enumerate(self.rotation):  # one at a time: for wide layers each takes gigabytes
+            self.inverse[:, i] = _inverse_factor(gram, order)
         self.may_wrap = length % align == 0
 
     def times(self, x: Float[Tensor, "b r in"]) -> Float[Tensor, "b r in"]:
@@ -73,7 +75,7 @@ class GramMetric:
     def project(self, target: Float[Tensor, "b r in"], price: Float[Tensor, " b"], align: int) -> Projection:
         length = target.shape[-1]
         rotated = self.times(target)[:, :, self.rotation].transpose(1, 2)  # (b, starts, r, in)
-        explained = rotated @ self.inverse.mT
+        explained = (self.inverse @ rotated.mT).mT  # rotated @ inverse.mT is four times as slow for a single row
         size = torch.arange(1, length + 1, device=target.device)
         value = explained.square().sum(2).cumsum(-1) - price[:, None, None] * size  # (b, starts, in)
         value = value.masked_fill(~self._allowed(size, align, length), -torch.inf).flatten(1)
@@ -121,6 +123,6 @@ def make_metric(gram: Float[Tensor, "b in in"] | None, align: int) -> Metric:
 
 def _inverse_factor(gram: Float[Tensor, "b in in"], order: Int[Tensor, " in"]) -> Float[Tensor, "b in in"]:
     """The inverse of the Cholesky factor of G with its rows and columns in that order: lower triangular."""
-    factor = torch.linalg.cholesky(gram.double()[:, order][:, :, order])
+    factor = torch.linalg.cholesky(gram[:, order][:, :, order].double())
     identity = torch.eye(len(order), dtype=torch.float64, device=gram.device)
     return torch.linalg.solve_triangular(factor, identity, upper=False).to(gram.dtype)

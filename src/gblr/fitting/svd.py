@@ -19,7 +19,7 @@ def weighted_svd(
     w = weight.double()
     out_features, in_features = w.shape[-2:]
     if out_features <= in_features:
-        weighted = w if gram is None else w @ gram.double()
+        weighted = w if gram is None else times_gram(w, gram)
         energy, u = _eigenvectors(weighted @ w.mT)
         v = u @ w
     else:
@@ -46,5 +46,19 @@ def balance(u: Float[Tensor, "*k out"], v: Float[Tensor, "*k in"]) -> tuple[Tens
 
 def squared_error(error: Float[Tensor, "b out in"], gram: Float[Tensor, "b in in"] | None) -> Float[Tensor, " b"]:
     """tr(E G E^T), in float64."""
-    error = error.double()
-    return (error.square() if gram is None else (error @ gram.double()) * error).sum((-2, -1))
+    total = torch.zeros(len(error), dtype=torch.float64, device=error.device)
+    for rows in error.split(max(1, _SLICE // error.shape[-1]), dim=1):
+        part = rows.double()
+        total += (part.square() if gram is None else times_gram(part, gram) * part).sum((-2, -1))
+    return total
+
+
+_SLICE = 1 << 22  # numbers of a matrix that are float64 at once: 32 MiB
+
+
+def times_gram(x: Float[Tensor, "b n in"], gram: Float[Tensor, "b in in"]) -> Float[Tensor, "b n in"]:
+    """x G in float64, without all of G in float64: for a wide layer that would be the largest matrix of all."""
+    columns = max(1, _SLICE // gram.shape[-1])
+    if columns >= gram.shape[-1]:
+        return x @ gram.double()
+    return torch.cat([x @ part.double() for part in gram.split(columns, dim=-1)], dim=-1)

@@ -24,8 +24,8 @@ FORMS: tuple[Form, ...] = get_args(Form)
 
 # Time of a multiplication in the packed form, in those of a plain product (docs/results/cpu.json)
 PACKED_MULT = 1.15
-# The same on a GPU, for every number of the tiles
-TILED_MULT = 1.6
+# The same on a GPU, where a block fills whole tiles and where it does not; estimates, as there are no timings yet
+TILED_MULT, PADDED_MULT = 1.6, 2.3
 
 
 class Derived(NamedTuple):
@@ -92,11 +92,9 @@ def _time(form: Form, matrix: PackedGBLR) -> float:
         return out_features * in_features
     if form == "factors":
         return matrix.num_lines * (out_features + in_features)
-    return PACKED_MULT * matrix.num_mults if matrix.u.is_cpu else TILED_MULT * _tiles(matrix)[1].num_values
-
-
-def _tiles(matrix: PackedGBLR) -> tuple[Tensor, tiling.Sizes]:
-    return tiling.tile_blocks(*_sides(matrix), matrix.block_rank, matrix.shape)
+    if matrix.u.is_cpu:
+        return PACKED_MULT * matrix.num_mults
+    return (PADDED_MULT if matrix.block_rank % tiling.TILE else TILED_MULT) * matrix.num_mults
 
 
 def _sides(matrix: PackedGBLR) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -113,7 +111,7 @@ def derive(form: Form, matrix: PackedGBLR) -> Derived:
         return Derived((blocks.pack_blocks(matrix.u, matrix.v, plan), plan), (matrix.shape[0], matrix.num_lines))
     u, v = matrix.factors()
     if form == "packed":
-        index, sizes = _tiles(matrix)
+        index, sizes = tiling.tile_blocks(*_sides(matrix), matrix.block_rank, matrix.shape)
         return Derived((tiling.pack(u, v, index, sizes), index), sizes)
     return Derived((u.T.contiguous(), v))
 

@@ -91,7 +91,7 @@ class Variant:
         if self.settings.calibration and not self.settings.from_scratch:
             self.say(f"reading {self.settings.calibration} samples for calibration")
             batches = self.task.calibration(self.settings.calibration)
-        report = convert_(self.model, self._config(), where_of(self.settings), batches)
+        report = convert_(self.model, config_of(self.settings, self.method), where_of(self.settings), batches)
         self.result["errors"] = {row.layer: row.error for row in report.rows if row.error is not None}
         self.say(f"{len(report)} layers converted to cost {report.relative_cost:.3f}{_error(report)}")
         save_pretrained(self.model, stored)
@@ -99,17 +99,10 @@ class Variant:
 
     def _heal(self) -> None:
         batches = self.task.calibration(self.settings.calibration)
-        healed = heal_(self.model, self.dense, batches, out=self.folder / "healed").layers
+        # free: the blocks were placed by a fit just now, and what they are fitted to has changed
+        healed = heal_(self.model, self.dense, batches, structure="free", out=self.folder / "healed").layers
         before, after = (sum(getattr(row, key) for row in healed) / len(healed) for key in ("error_before", "error"))
         self.say(f"layers refitted in order: mean error of their outputs {before:.3f} before, {after:.3f} after")
-
-    def _config(self) -> Config:
-        settings, kind = self.settings, METHODS[self.method]
-        if kind is not GaudiConfig:
-            return kind(settings.cost)
-        if settings.from_scratch:
-            return GaudiConfig(1.0, block_rank=settings.block_rank, init="scratch")
-        return GaudiConfig(settings.cost, block_rank=settings.block_rank)
 
     def _train(self) -> None:
         config = self._train_config()
@@ -153,6 +146,15 @@ class Variant:
             "dense_params": spent.dense_params,
             "seconds": round(seconds, 1),
         }
+
+
+def config_of(settings: Settings, method: str) -> Config:
+    kind = METHODS[method]
+    if kind is not GaudiConfig:
+        return kind(settings.cost)
+    if settings.from_scratch:
+        return GaudiConfig(1.0, block_rank=settings.block_rank, init="scratch")
+    return GaudiConfig(settings.cost, block_rank=settings.block_rank)
 
 
 def where_of(settings: Settings) -> Filter:

@@ -33,14 +33,19 @@ def _activated(y, ACTIVATION: tl.constexpr):
 @triton.jit
 def _finish(
     acc, bias_ptr, out_ptr, token, feature, tokens, out_features, out_token, out_feature,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
+    """WHOLE: the output has room for all tokens and features of every tile, so that no mask stands in the way."""
     inside = feature < out_features
     if HAS_BIAS:
         acc += tl.load(bias_ptr + feature, inside, other=0.0).to(tl.float32)[None, :]
     acc = _activated(acc, ACTIVATION)
     at = token.to(tl.int64)[:, None] * out_token + feature.to(tl.int64)[None, :] * out_feature
-    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), (token < tokens)[:, None] & inside[None, :])
+    acc = acc.to(out_ptr.dtype.element_ty)
+    if WHOLE:
+        tl.store(out_ptr + at, acc)
+    else:
+        tl.store(out_ptr + at, acc, (token < tokens)[:, None] & inside[None, :])
 
 
 @triton.jit
@@ -94,13 +99,14 @@ def _run(
     return acc
 
 
-@triton.jit
+# What differs from layer to layer would else be compiled for: multiples of 16, and 1.
+@triton.jit(do_not_specialize=["pairs_at", "inputs_at", "tokens", "num_pairs"])
 def _many_tokens_kernel(
     x_ptr, values_ptr, bias_ptr, out_ptr, index_ptr, x_tiles, pair_tiles, value_tiles, pairs_at, inputs_at, tokens,
     in_features, out_features, num_pairs, x_token, x_feature, out_token, out_feature, R: tl.constexpr, C: tl.constexpr,
     TOKENS: tl.constexpr, GROUP: tl.constexpr, GATHER: tl.constexpr, MASK_TOKENS: tl.constexpr,
     MASK_FEATURES: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """A program has a pair of output tiles and TOKENS tokens; neighbours share tiles of x and of values."""
     pid = tl.program_id(0)
@@ -129,7 +135,7 @@ def _many_tokens_kernel(
     lane = tl.arange(0, R)
     _finish(
         acc_a, bias_ptr, out_ptr, token, tile_a * R + lane, tokens, out_features, out_token, out_feature, HAS_BIAS,
-        ACTIVATION,
+        ACTIVATION, WHOLE,
     )  # fmt: skip
     if tile_b >= 0:
         acc_b = _run(
@@ -139,11 +145,11 @@ def _many_tokens_kernel(
         )  # fmt: skip
         _finish(
             acc_b, bias_ptr, out_ptr, token, tile_b * R + lane, tokens, out_features, out_token, out_feature, HAS_BIAS,
-            ACTIVATION,
+            ACTIVATION, WHOLE,
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs_at", "inputs_at", "tokens"])
 def _few_tokens_kernel(
     x_ptr, values_ptr, bias_ptr, out_ptr, index_ptr, pairs_at, inputs_at, tokens, in_features, out_features,
     x_token, x_feature, out_token, out_feature, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr,
@@ -193,8 +199,9 @@ def _few_tokens_kernel(
         if TOKENS == 1:
             acc = acc[None, :]
         _finish(
-            acc, bias_ptr, out_ptr, token, feature, tokens, out_features, out_token, out_feature, HAS_BIAS, ACTIVATION
-        )
+            acc, bias_ptr, out_ptr, token, feature, tokens, out_features, out_token, out_feature, HAS_BIAS, ACTIVATION,
+            False,
+        )  # fmt: skip
 
 
 class Shape(NamedTuple):
@@ -286,7 +293,8 @@ def _launch(
     _many_tokens_kernel[(token_tiles * part.num_pairs,)](
         *tensors, *_descriptors(x, values, part, shape), *sizes, part.num_pairs, *strides, TOKENS=shape.tokens,
         GROUP=shape.group, STAGES=shape.stages, MASK_TOKENS=x.shape[0] < token_tiles * shape.tokens,
-        MASK_FEATURES=x.shape[1] % TILE != 0, num_warps=shape.warps, **common,
+        MASK_FEATURES=x.shape[1] % TILE != 0,
+        WHOLE=out.shape[0] >= token_tiles * shape.tokens and out.shape[1] % TILE == 0, num_warps=shape.warps, **common,
     )  # fmt: skip
 
 

@@ -1,0 +1,54 @@
+"""Small transformers models on disk, and a process that streams one: alone, as one of several, or in little memory."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gblr.fitting.config import GaudiConfig, LowRankConfig
+
+ROOT = Path(__file__).parents[2]
+CONFIGS: dict[str, Any] = {
+    "gaudi": GaudiConfig(0.5, steps=2),
+    "gaudi rank 16": GaudiConfig(0.5, block_rank=16, steps=1),
+    "low rank": LowRankConfig(0.5),
+}
+
+
+def write_llama(folder: Path, blocks: int = 2, hidden: int = 32, shard: str = "30KB", **options: Any) -> Path:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "vocab_size": 50, "num_hidden_layers": blocks}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
+    LlamaForCausalLM(LlamaConfig(**(sizes | options))).save_pretrained(folder, max_shard_size=shard)
+    return folder
+
+
+def make_batches(num: int = 3) -> list[dict[str, torch.Tensor]]:
+    """The second text of each is padded."""
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[1, 5:] = 0
+    return [
+        {"input_ids": torch.randint(0, 50, (2, 7), generator=generator), "attention_mask": mask} for _ in range(num)
+    ]
+
+
+def start(*arguments: object, processes: int = 1, **environment: str) -> subprocess.Popen[str]:
+    """`tests.conversion.stream_worker` with these arguments."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "tests.conversion.stream_worker"]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"} | environment,
+    )  # fmt: skip
+
+
+def run(*arguments: object, processes: int = 1, **environment: str) -> tuple[int, str]:
+    """Exit code, and all that was written."""
+    process = start(*arguments, processes=processes, **environment)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out + err
