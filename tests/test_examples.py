@@ -80,3 +80,13 @@ def test_the_notebook_is_stored_without_outputs():
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
+
+
+def test_the_timed_commands_are_those_of_the_demo():
+    """benchmarks/bench_commands.py stores what README shows of `make demo`."""
+    root = EXAMPLES.parent
+    makefile = (root / "Makefile").read_text().replace("\\\n", " ")
+    recipe = " ".join(makefile.split())
+    options = re.search(r'^DEMO = "(.+)"$', (root / "benchmarks" / "bench_commands.py").read_text(), re.MULTILINE)[1]
+    assert f"gblr compress runs/demo/dense --data digits --cost 0.2 {options} --out" in recipe
+    assert "gblr train vit:digits --data digits --epochs 40 --threads 1 --out" in recipe

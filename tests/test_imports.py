@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "gblr"
-CHAIN = [{"progress"}, {"ops"}, {"matrices"}, {"fitting", "layers"}, {"conversion"}]
+CHAIN = [{"progress", "atomic"}, {"ops"}, {"matrices"}, {"fitting", "layers"}, {"conversion"}]
 CHAIN += [{"training"}, {"workflows"}, {"experiments"}, {"cli"}]
 ASIDE = {"models", "data", "reports"}  # they know nothing of the rest; workflows and what is right of them use them
 LEFT_OF = {layer: set().union(*CHAIN[:rank]) for rank, layers in enumerate(CHAIN) for layer in layers}

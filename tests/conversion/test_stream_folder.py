@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from gblr.atomic import appearing, write_json
 from gblr.conversion.checkpoint import from_pretrained
-from gblr.conversion.stream_folder import CLAIM, WORK, OtherConversion, StreamFolder, appearing, read_json, write_json
+from gblr.conversion.stream_folder import CLAIM, WORK, OtherConversion, StreamFolder, read_json
 from gblr.conversion.streaming import convert_streaming
 from tests.conversion.streamed import CONFIGS, make_batches, run, write_llama
 

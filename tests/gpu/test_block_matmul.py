@@ -1,7 +1,6 @@
 """Packed blocks on a CUDA device: kernels, operator, layers. Run with `pytest -m gpu`."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -12,24 +11,17 @@ import gblr
 from gblr.layers.structured import StructuredLinear
 from gblr.matrices.packed import PackedGBLR
 from gblr.ops.block_matmul import gpu, tiling
-from tests.ops.packed_blocks import STYLES, random_packed
+from tests.ops.packed_blocks import STYLES, assert_is_tiled_product, poison_new_empty, random_packed
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 @pytest.fixture
 def unwritten_is_nan(monkeypatch):
-    new_empty = torch.Tensor.new_empty
-
-    def poisoned(*args, **kwargs):
-        made = new_empty(*args, **kwargs)
-        return made.fill_(math.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    poison_new_empty(monkeypatch)
 
 
 def product(matrix: PackedGBLR, x: Tensor, bias: Tensor | None, activation: str = "") -> Tensor:
@@ -37,16 +29,6 @@ def product(matrix: PackedGBLR, x: Tensor, bias: Tensor | None, activation: str 
     sides = (s.row_width, s.row_location, s.col_width, s.col_location)
     index, sizes = tiling.tile_blocks(*sides, matrix.block_rank, matrix.shape)
     return gpu.tile_matmul(x, tiling.pack(*matrix.factors(), index, sizes), index, bias, sizes, activation)
-
-
-def assert_is_product(y: Tensor, matrix: PackedGBLR, x: Tensor, bias: Tensor | None) -> None:
-    """Sums are made in float32; half-precision types round z = V x and the result once each."""
-    exact = matrix.to(torch.float64)
-    expected = functional.linear(x.double(), exact.to_dense(), None if bias is None else bias.double())
-    u, v = (factor.abs() for factor in exact.factors())
-    size = x.double().abs() @ v.T @ u + (0 if bias is None else bias.double().abs())
-    wrong = ~((y.double() - expected).abs() <= 2 * ROUNDING[y.dtype] * size)  # NaN is wrong too
-    assert y.shape == expected.shape and not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} outputs"
 
 
 SHAPES = [
@@ -61,7 +43,7 @@ def check(shape: tuple[int, ...], style: str, dtype: torch.dtype, many: tuple[in
     for tokens in many:
         x = torch.randn(tokens, in_features).to(dtype).cuda()
         added = torch.randn(out_features).to(dtype).cuda() if bias else None
-        assert_is_product(product(matrix, x, added), matrix, x, added)
+        assert_is_tiled_product(product(matrix, x, added), matrix, x, added)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -82,7 +64,7 @@ def test_strided_and_misaligned_inputs_are_read_correctly(block_rank, tokens):
     matrix = random_packed(300, 192, 256 // block_rank, block_rank).to(torch.bfloat16).to("cuda")
     wide = torch.randn(tokens, 2, 200, device="cuda", dtype=torch.bfloat16)
     for x in (wide[:, 0, :192], wide[:, 1, 3:195], wide[:, 0, :192].T.contiguous().T):
-        assert_is_product(product(matrix, x, None), matrix, x, None)
+        assert_is_tiled_product(product(matrix, x, None), matrix, x, None)
 
 
 @pytest.mark.parametrize("activation", gpu.ACTIVATIONS)
@@ -133,7 +115,7 @@ def test_layers_multiply_by_the_kernels_in_any_shape(block_rank):
         x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
         y = layer(x)
         assert y.shape == (*shape[:-1], 320)
-        assert_is_product(y.reshape(-1, 320), layer.matrix, x.reshape(-1, 256), layer.bias)
+        assert_is_tiled_product(y.reshape(-1, 320), layer.matrix, x.reshape(-1, 256), layer.bias)
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 300])
@@ -168,7 +150,7 @@ def test_layers_train_on_a_gpu_as_on_a_cpu():
     layer.eval()
     x = x.cuda()
     with torch.no_grad():
-        assert_is_product(layer(x), layer.matrix, x, layer.bias)  # the new contents are packed
+        assert_is_tiled_product(layer(x), layer.matrix, x, layer.bias)  # the new contents are packed
 
 
 def test_frozen_layers_let_gradients_through():

@@ -1,5 +1,7 @@
 """Random packed matrices for the tests of kernels, and how far from the exact product a kernel may be."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -72,3 +74,27 @@ def assert_is_product(y: Tensor, matrix: PackedGBLR, x: Tensor, bias: Tensor | N
     assert y.shape == expected.shape and y.dtype == matrix.u.dtype
     wrong = ~((y.double() - expected).abs() <= allowed)  # NaN is wrong too
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} outputs, first at {wrong.nonzero()[0].tolist()}"
+
+
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def assert_is_tiled_product(y: Tensor, matrix: PackedGBLR, x: Tensor, bias: Tensor | None) -> None:
+    """As above for GPU kernels, whose half-precision types round z = V x too."""
+    exact = matrix.to(torch.float64)
+    expected = torch.nn.functional.linear(x.double(), exact.to_dense(), None if bias is None else bias.double())
+    u, v = (factor.abs() for factor in exact.factors())
+    size = x.double().abs() @ v.T @ u + (0 if bias is None else bias.double().abs())
+    wrong = ~((y.double() - expected).abs() <= 2 * ROUNDING[y.dtype] * size)  # NaN is wrong too
+    assert y.shape == expected.shape and not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} outputs"
+
+
+def poison_new_empty(monkeypatch) -> None:
+    """An output that a kernel forgets shows as NaN."""
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(*args, **kwargs):
+        made = new_empty(*args, **kwargs)
+        return made.fill_(math.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)

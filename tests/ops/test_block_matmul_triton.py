@@ -1,7 +1,5 @@
 """The GPU kernels of block_matmul without a GPU: run by Triton's interpreter, and compiled for Ampere and Hopper."""
 
-import importlib.util
-import math
 import os
 import subprocess
 import sys
@@ -12,35 +10,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import gblr
 from gblr.matrices.packed import PackedGBLR
 from gblr.ops.block_matmul import tiling
 from tests.helpers import raises_value_error
-from tests.ops.packed_blocks import STYLES, random_packed
+from tests.ops.interpreted import interpreted_kernels
+from tests.ops.packed_blocks import STYLES, assert_is_tiled_product, poison_new_empty, random_packed
 
 pytest.importorskip("triton")
-KERNELS = Path(gblr.__file__).parent / "ops" / "block_matmul" / "triton.py"
 
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """The kernels without the shape checks that tests put around everything in gblr: Triton reads their source."""
-    spec = importlib.util.spec_from_file_location("interpreted_block_matmul", KERNELS)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return interpreted_kernels("block_matmul")
 
 
 @pytest.fixture
 def unwritten_is_nan(monkeypatch):
-    """An output that a kernel forgets shows."""
-    new_empty = torch.Tensor.new_empty
-
-    def poisoned(*args, **kwargs):
-        made = new_empty(*args, **kwargs)
-        return made.fill_(math.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    poison_new_empty(monkeypatch)
 
 
 def tiled(matrix: PackedGBLR) -> tuple[Tensor, tiling.Sizes]:
@@ -55,17 +41,6 @@ def product(interpreted, matrix: PackedGBLR, x: Tensor, bias: Tensor | None, act
     return interpreted.tile_matmul(x, values, index, bias, sizes, activation)
 
 
-def assert_is_product(y: Tensor, matrix: PackedGBLR, x: Tensor, bias: Tensor | None) -> None:
-    """Sums are made in float32; half-precision types round z = V x and the result once each."""
-    exact = matrix.to(torch.float64)
-    expected = functional.linear(x.double(), exact.to_dense(), None if bias is None else bias.double())
-    u, v = (factor.abs() for factor in exact.factors())
-    size = x.double().abs() @ v.T @ u + (0 if bias is None else bias.double().abs())
-    rounding = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[y.dtype]
-    wrong = ~((y.double() - expected).abs() <= 2 * rounding * size)  # NaN is wrong too
-    assert y.shape == expected.shape and not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} outputs"
-
-
 SHAPES = [(1, 1, 1, 1), (70, 50, 40, 1), (200, 130, 150, 1), (64, 64, 64, 1), (129, 190, 5, 16), (100, 300, 3, 64)]
 
 
@@ -77,7 +52,7 @@ def test_the_product_is_that_of_the_dense_matrix(
 ):
     matrix = random_packed(out_features, in_features, num_blocks, block_rank, style=style)
     x, bias = torch.randn(tokens, in_features, generator=generator), torch.randn(out_features, generator=generator)
-    assert_is_product(product(interpreted, matrix, x, bias), matrix, x, bias)
+    assert_is_tiled_product(product(interpreted, matrix, x, bias), matrix, x, bias)
 
 
 # The interpreter's products of bfloat16 are wrong (it keeps them as whole numbers); tests/gpu has those.
@@ -88,7 +63,7 @@ def test_the_product_is_that_of_the_dense_matrix(
 def test_half_precision_rounds_twice_and_no_more(interpreted, unwritten_is_nan, dtype, tokens, block_rank, generator):
     matrix = random_packed(150, 200, 128 // block_rank, block_rank).to(dtype)
     x = torch.randn(tokens, 200, generator=generator).to(dtype)
-    assert_is_product(product(interpreted, matrix, x, None), matrix, x, None)
+    assert_is_tiled_product(product(interpreted, matrix, x, None), matrix, x, None)
 
 
 @pytest.mark.parametrize("num_blocks", [0, 3])
@@ -125,14 +100,14 @@ def test_tiles_may_come_by_descriptors(
     monkeypatch.setattr(interpreted, "choose_shape", lambda *_: interpreted.Shape(32, 2, 3, 4, True))
     matrix = random_packed(150, in_features, 256 // block_rank, block_rank)
     x = torch.randn(tokens, in_features, generator=generator)
-    assert_is_product(product(interpreted, matrix, x, None), matrix, x, None)
+    assert_is_tiled_product(product(interpreted, matrix, x, None), matrix, x, None)
 
 
 def test_strided_inputs_are_read_correctly(interpreted, generator):
     matrix = random_packed(70, 90, 20)
     for tokens in (3, 40):
         x = torch.randn(90, 2 * tokens, generator=generator).T[::2]
-        assert_is_product(product(interpreted, matrix, x, None), matrix, x, None)
+        assert_is_tiled_product(product(interpreted, matrix, x, None), matrix, x, None)
 
 
 # the layout

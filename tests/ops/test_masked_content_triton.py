@@ -1,6 +1,5 @@
 """The GPU kernels of masked_content without a GPU: run by Triton's interpreter, and compiled for Hopper."""
 
-import importlib.util
 import math
 import os
 import subprocess
@@ -10,21 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-import gblr
 from gblr.ops.masked_content import reference
 from gblr.ops.step import step_table
+from tests.ops.interpreted import interpreted_kernels
 
 pytest.importorskip("triton")
-KERNELS = Path(gblr.__file__).parent / "ops" / "masked_content" / "triton.py"
 
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """The kernels without the shape checks that tests put around everything in gblr: Triton reads their source."""
-    spec = importlib.util.spec_from_file_location("interpreted_masked_content", KERNELS)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return interpreted_kernels("masked_content")
 
 
 def inputs(blocks, block_rank, length, sigma, dtype, generator):

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import Dataset
 
 import gblr
+from gblr import atomic
+from gblr.atomic import complete, replacing
 from gblr.conversion.tensor_files import CheckpointError
-from gblr.training import atomic
-from gblr.training.atomic import complete, replacing
 from gblr.training.interrupts import Interrupts, obey
 from gblr.training.loop import Run, train
 from tests.shape_hook import shapes_unchecked

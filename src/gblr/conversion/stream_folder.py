@@ -11,7 +11,6 @@ Everything appears under its name only when it is complete, so a process may be 
 """
 
 import json
-import os
 import shutil
 import threading
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from gblr.atomic import appearing, write_json
 
 CLAIM, WORK = "streaming.json", ".streaming"
 _BEAT = 2.0  # seconds between two signs of life
@@ -158,11 +159,6 @@ def read_json(file: Path) -> Any:
         return None
 
 
-def write_json(file: Path, content: object) -> None:
-    with appearing(file) as new:
-        new.write_text(json.dumps(content, indent=1) + "\n")
-
-
 def save(file: Path, content: Any) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with appearing(file) as new:
@@ -171,20 +167,3 @@ def save(file: Path, content: Any) -> None:
 
 def load(file: Path) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
-
-
-@contextmanager
-def appearing(file: Path) -> Iterator[Path]:
-    """A path to write to; the file takes its name when the block ends, and is on the disk then."""
-    new = file.with_name(f".{file.name}.{os.getpid()}.new")
-    try:
-        yield new
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    handle = os.open(new, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    os.replace(new, file)

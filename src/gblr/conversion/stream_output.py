@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gblr.atomic import appearing, write_json
 from gblr.conversion.blocks import Blocks
 from gblr.conversion.checkpoint import describe_model, publish
 from gblr.conversion.layer_spec import build_layer, dtype_name, dtype_of
 from gblr.conversion.model_files import ModelFiles
 from gblr.conversion.replace import replace_layer
-from gblr.conversion.stream_folder import CLAIM, StreamFolder, appearing, read_json, write_json
+from gblr.conversion.stream_folder import CLAIM, StreamFolder, read_json
 from gblr.conversion.tensor_files import Record, checksum, unsaved_buffers, write_tensors
 from gblr.conversion.tensor_stream import Piece, read_entries, write_pieces
 from gblr.conversion.transformers_model import save_config

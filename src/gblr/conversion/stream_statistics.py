@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gblr.atomic import write_json
 from gblr.conversion.blocks import (
     Blocks,
     Grams,
@@ -21,7 +22,7 @@ from gblr.conversion.blocks import (
 from gblr.conversion.calibrate import Statistics, padding_of
 from gblr.conversion.model_files import ModelFiles
 from gblr.conversion.sources import Source
-from gblr.conversion.stream_folder import StreamFolder, load, read_json, save, write_json
+from gblr.conversion.stream_folder import StreamFolder, load, read_json, save
 from gblr.progress import progress
 
 

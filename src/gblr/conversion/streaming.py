@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gblr.atomic import appearing, write_json
 from gblr.conversion.blocks import Blocks, find_blocks
 from gblr.conversion.calibrate import Statistics
 from gblr.conversion.convert import (
@@ -26,7 +27,7 @@ from gblr.conversion.layer_spec import layer_spec
 from gblr.conversion.model_files import ModelFiles, open_model_files
 from gblr.conversion.report import Report, Row
 from gblr.conversion.sources import Source, check_weights, read_source
-from gblr.conversion.stream_folder import CLAIM, StreamFolder, appearing, read_json, write_json
+from gblr.conversion.stream_folder import CLAIM, StreamFolder, read_json
 from gblr.conversion.stream_output import finish, write_unit
 from gblr.conversion.stream_statistics import Calibration, read_statistics
 from gblr.conversion.tensor_files import checksum, write_tensors

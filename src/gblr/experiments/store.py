@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gblr.atomic import appearing
+
 Record = dict[str, Any]
 
 
@@ -84,6 +86,5 @@ def write(file: Path, content: Record, rows: list[Record] | None = None) -> None
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
     if rows is not None:
         lines.append(' "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]")
-    new = file.with_name(f".{file.name}.new")
-    new.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    os.replace(new, file)
+    with appearing(file) as new:
+        new.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gblr.atomic import write_json
 from gblr.conversion.calibrate import batch_call, padding_of
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.cost import cost
@@ -17,7 +18,6 @@ from gblr.conversion.planner import as_call
 from gblr.conversion.refit import Freedom, Refitted, refit_layers_, structured_layers
 from gblr.fitting.config import check_choice
 from gblr.layers.gaudi import GaudiModule
-from gblr.training.atomic import write_json
 from gblr.training.budget import Budget
 from gblr.training.loop import TrainResult, train
 from gblr.training.schedules import SigmaSchedule

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from gblr.atomic import remove
 from gblr.progress import Ticker, progress
 from gblr.training.assembly import Assembly, start_accelerator
-from gblr.training.atomic import remove
 from gblr.training.batches import Batches, make_batches, to_device
 from gblr.training.interrupts import Interrupts, obey
 from gblr.training.objective import Loss, Objective, Sums, default_sums, mean_metrics

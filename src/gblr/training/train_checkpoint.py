@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gblr.atomic import complete, replacing
 from gblr.conversion.checkpoint import read_state, save_pretrained
 from gblr.conversion.layer_spec import dtype_name
 from gblr.conversion.tensor_files import CheckpointError, describe, raise_all
 from gblr.training.assembly import Assembly
-from gblr.training.atomic import complete, replacing
 from gblr.training.processes import from_all, from_main, is_one_of_several
 from gblr.training.records import Row
 from gblr.training.rng import derived_seed, rng_state, seed_all, set_rng_state

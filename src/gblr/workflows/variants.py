@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gblr.atomic import write_json
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.convert import convert_
 from gblr.conversion.cost import cost
@@ -22,7 +23,6 @@ from gblr.conversion.report import Report
 from gblr.conversion.timing import interleaved
 from gblr.fitting.config import Config, GaudiConfig
 from gblr.layers.gaudi import GaudiModule
-from gblr.training.atomic import write_json
 from gblr.training.budget import Budget
 from gblr.training.heal import heal_
 from gblr.training.loop import train

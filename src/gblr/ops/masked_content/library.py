@@ -46,14 +46,20 @@ def _as_blocks(content: Tensor, width: Tensor) -> Tensor:
 def _forward(
     content: Tensor, width: Tensor, location: Tensor, table: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
+    if _is_in_blocks(content, width):
+        return _in_dtype(content, width, location, table, dtype)
+    out = _in_dtype(_as_blocks(content, width), width.reshape(-1), location.reshape(-1), table, dtype)
+    return out.reshape(content.shape)
+
+
+def _in_dtype(content: Tensor, width: Tensor, location: Tensor, table: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The GPU's kernel writes another dtype at no cost; elsewhere it is a cast."""
     kernels = _implementation(content, width, location, table)
-    dtype = content.dtype if dtype is None else dtype
-    blocks = content if _is_in_blocks(content, width) else _as_blocks(content, width)
-    arguments = blocks, width.reshape(-1), location.reshape(-1), table
-    # only the GPU's writes another dtype at no cost
-    out = kernels.forward(*arguments, dtype) if blocks.is_cuda and kernels is not reference else None
-    out = kernels.forward(*arguments).to(dtype) if out is None else out
-    return out if blocks is content else out.reshape(content.shape)
+    if dtype is None or dtype == content.dtype:
+        return kernels.forward(content, width, location, table)
+    if content.is_cuda and kernels is not reference:
+        return kernels.forward(content, width, location, table, dtype)
+    return kernels.forward(content, width, location, table).to(dtype)
 
 
 def _backward(
@@ -66,7 +72,7 @@ def _backward(
     need_structure: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     kernels = _implementation(content, width, location, table)
-    if not (content.is_cuda and kernels is not reference):
+    if grad.dtype != content.dtype and not (content.is_cuda and kernels is not reference):
         grad = grad.to(content.dtype)
     if _is_in_blocks(content, width):
         return kernels.backward(grad, content, width, location, table, need_content, need_structure)

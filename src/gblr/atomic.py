@@ -1,4 +1,6 @@
-"""Folders that are replaced as a whole: after a crash at any moment the old one or the new one is there, complete."""
+"""Files and folders that are replaced as a whole: after a crash at any moment the old one or the new one is there,
+complete.
+"""
 
 import json
 import os
@@ -58,8 +60,20 @@ def _beside(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
 
 
+@contextmanager
+def appearing(file: Path) -> Iterator[Path]:
+    """A path to write to; the file takes its name when the block ends, and is on the disk then."""
+    new = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        yield new
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    _sync_one(new)
+    os.replace(new, file)
+
+
 def write_json(file: Path, content: object) -> None:
     """The file appears complete or not at all."""
-    new = file.with_name(f".{file.name}.new")
-    new.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(new, file)
+    with appearing(file) as new:
+        new.write_text(json.dumps(content, indent=1) + "\n")
