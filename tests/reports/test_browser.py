@@ -139,7 +139,8 @@ def test_a_mask_opens_by_click_or_enter_and_steps_through_its_blocks(visit):
     page.keyboard.press("Escape")
     assert dialog.is_hidden()
     # the browser tells of the closing a little later, and only then does the focus move
-    page.wait_for_function("document.activeElement.textContent.startsWith('blocks.0.mlp.fc1')")
+    page.locator(".tile:focus").filter(has_text="blocks.0.mlp.fc1").wait_for(timeout=5000)
+    assert page.evaluate("document.activeElement.textContent").startswith("blocks.0.mlp.fc1")
     page.keyboard.press("Enter")
     assert dialog.is_visible()
 
