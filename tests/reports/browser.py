@@ -30,11 +30,19 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+def settle(page: Any) -> None:
+    """Sizes and what comes into view are told with the next frames: three of them, and what they queued."""
+    page.evaluate(
+        "() => new Promise((done) => { let left = 3;"
+        " const next = () => (left-- ? requestAnimationFrame(next) : setTimeout(done)); next(); })"
+    )
+
+
 def scroll_through(page: Any) -> None:
     """Pictures are drawn when they come into view."""
     for _ in range(60):
         page.evaluate("window.scrollBy({top: 700, behavior: 'instant'})")
-        page.wait_for_timeout(60)
+        settle(page)
         if page.evaluate("scrollY + innerHeight >= document.body.scrollHeight - 2"):
             break
     page.evaluate("window.scrollTo({top: 0, behavior: 'instant'})")

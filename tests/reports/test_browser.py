@@ -8,14 +8,15 @@ import pytest
 from gblr.reports.overlaps import overlap_counts
 from gblr.reports.page import write_page
 from gblr.reports.record import load_record, parse_record
-from tests.reports.browser import CHROMIUM, DESKTOP, PHONE, chromium, scroll_through
+from tests.reports.browser import CHROMIUM, DESKTOP, PHONE, chromium, scroll_through, settle
 from tests.reports.sample_records import digits_run, write_samples
 from tests.reports.test_page import EVIL, LEAST
 
-pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the extra `dev`)")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the extra `dev`)")
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed (matplotlib brings it)")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on the path: apt-get install chromium")
 PAGES = ("one", "three", "vit-base")
+WAIT = 20_000  # milliseconds; the page draws after the browser's next frame, and a machine may be busy
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,7 @@ def visit(browser, folder):
         page.on("pageerror", lambda error: complaints.append(str(error)))
         address = (folder / file).with_suffix(".html").as_uri()
         page.goto(address)
+        settle(page)
         opened.append((page, address, requests, complaints))
         return page
 
@@ -51,6 +53,12 @@ def visit(browser, folder):
     for page, address, requests, complaints in opened:
         assert requests == [address] and complaints == []
         page.close()
+
+
+def expect(place):
+    """Claims that are asked again until they hold."""
+    playwright.expect.set_options(timeout=WAIT)
+    return playwright.expect(place)
 
 
 def picture(shot: bytes):
@@ -68,7 +76,7 @@ def test_pages_open_and_fit_a_desktop_and_a_phone(name, visit):
     assert page.locator("section").count() >= 5 and page.locator("h1").is_visible()
     for viewport in (DESKTOP, PHONE):
         page.set_viewport_size(viewport)
-        page.wait_for_timeout(50)
+        settle(page)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), viewport
 
 
@@ -85,64 +93,72 @@ def test_charts_and_masks_are_not_empty(visit):
 
 def test_masks_are_drawn_when_they_come_into_view(visit):
     page = visit("vit-base")
-    page.wait_for_timeout(100)
-    assert page.locator(".tile").count() == 72
+    expect(page.locator(".tile")).to_have_count(72)
     assert page.locator(".tile[data-drawn]").count() < 30
     scroll_through(page)
-    assert page.locator(".tile[data-drawn]").count() == 72
+    expect(page.locator(".tile[data-drawn]")).to_have_count(72)
 
 
 def test_pointing_at_points_and_bars_shows_their_facts(visit):
     page = visit("one")
+    tip = page.locator("#tip")
     page.locator("#tradeoff-chart .mark.run0").hover()
-    assert page.locator("#tip").is_visible()
-    assert "GBLR, learned" in page.locator("#tip").inner_text() and "97.73" in page.locator("#tip").inner_text()
+    expect(tip).to_be_visible()
+    expect(tip).to_contain_text("GBLR, learned")
+    expect(tip).to_contain_text("97.73")
     page.locator("#layer-chart .bar-item").nth(3).hover()
-    assert "blocks.3.attention.query" in page.locator("#tip").inner_text()
+    expect(tip).to_contain_text("blocks.3.attention.query")
     page.locator("h1").hover()
-    assert page.locator("#tip").is_hidden()
+    expect(tip).to_be_hidden()
 
 
 def test_pointing_at_a_curve_reads_all_curves_at_that_step(visit):
     page = visit("one")
     page.locator("#curves .chart").first.hover()
-    readouts = page.locator("#curves output").all_inner_texts()
-    assert len(readouts) == 5 and len({text.split("\u2002")[0] for text in readouts}) == 1
-    assert readouts[0].startswith("step 7") and "%" in page.locator("#curves .legend").first.inner_text()
+    outputs = page.locator("#curves output")
+    expect(outputs).to_have_text([re.compile("^step 7")] * 5)
+    assert len({text.split("\u2002")[0] for text in outputs.all_inner_texts()}) == 1
+    expect(page.locator("#curves .legend").first).to_contain_text("%")
 
 
 def test_charts_are_read_by_keyboard(visit):
     page = visit("one")
     page.locator("#tradeoff-chart").focus()
     page.keyboard.press("End")
-    assert "dense" in page.locator("#tip").inner_text()
+    expect(page.locator("#tip")).to_contain_text("dense")
     page.keyboard.press("Escape")
-    assert page.locator("#tip").is_hidden()
+    expect(page.locator("#tip")).to_be_hidden()
     page.locator("#curves .chart").nth(2).focus()
     page.keyboard.press("End")
-    assert page.locator("#curves output").nth(2).inner_text() == "step 1\u202f498\u2002\u221e"  # sigma ends at infinity
+    output = page.locator("#curves output").nth(2)
+    expect(output).to_have_text(re.compile("\u221e$"))
+    assert output.inner_text() == "step 1\u202f498\u2002\u221e"  # sigma ends at infinity
 
 
 def test_a_mask_opens_by_click_or_enter_and_steps_through_its_blocks(visit):
     page = visit("one")
     dialog, name = page.locator("#mask-dialog"), page.locator("#block-name")
     page.locator(".tile").nth(3).click()
-    assert dialog.is_visible() and "blocks.0.attention.output" in dialog.inner_text()
-    assert name.inner_text().startswith("All ")
+    expect(dialog).to_be_visible()
+    expect(dialog).to_contain_text("blocks.0.attention.output")
+    expect(name).to_have_text(re.compile("^All "))
+    settle(page)
     whole = page.locator("#mask-dialog .stage canvas").first.screenshot()
     assert num_colours(picture(whole)) > 3
     page.keyboard.press("ArrowRight")
-    assert name.inner_text().startswith("Block 1 of ") and "rows" in dialog.inner_text()
+    expect(name).to_have_text(re.compile("^Block 1 of "))
+    expect(dialog).to_contain_text("rows")
+    settle(page)
     assert page.locator("#mask-dialog .stage canvas").first.screenshot() != whole
     page.keyboard.press("PageDown")
-    assert "blocks.0.mlp.fc1" in dialog.inner_text() and name.inner_text().startswith("All ")
+    expect(dialog).to_contain_text("blocks.0.mlp.fc1")
+    expect(name).to_have_text(re.compile("^All "))
     page.keyboard.press("Escape")
-    assert dialog.is_hidden()
+    expect(dialog).to_be_hidden()
     # the browser tells of the closing a little later, and only then does the focus move
-    page.locator(".tile:focus").filter(has_text="blocks.0.mlp.fc1").wait_for(timeout=5000)
-    assert page.evaluate("document.activeElement.textContent").startswith("blocks.0.mlp.fc1")
+    expect(page.locator(".tile:focus")).to_contain_text("blocks.0.mlp.fc1")
     page.keyboard.press("Enter")
-    assert dialog.is_visible()
+    expect(dialog).to_be_visible()
 
 
 def test_the_picture_counts_blocks_as_numpy_does(visit, folder):
@@ -151,9 +167,12 @@ def test_the_picture_counts_blocks_as_numpy_does(visit, folder):
     page = visit("vit-base")
     page.locator(".tile").nth(4).click()
     canvas, place = page.locator("#mask-dialog .stage canvas").first, page.locator(".place")
+    expect(canvas).to_be_visible()
+    settle(page)
     box = canvas.bounding_box()
     for down, across in ((0.01, 0.01), (0.3, 0.6), (0.5, 0.5), (0.77, 0.2), (0.99, 0.99)):
         page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+        settle(page)
         row, column, count = (int(number) for number in re.findall(r"\d+", place.inner_text()))
         assert counts[row, column] == count
     assert f"most blocks at an entry\n{counts.max()}" in page.locator(".fact-grid").inner_text()
@@ -161,21 +180,23 @@ def test_the_picture_counts_blocks_as_numpy_does(visit, folder):
 
 def test_run_and_type_choose_the_masks(visit):
     page = visit("three")
-    facts = page.locator(".tile").first.inner_text()
+    tiles = page.locator(".tile")
+    facts = tiles.first.text_content()
     page.get_by_role("radio", name="Digits ViT at 35%").check()
-    assert page.locator(".tile").count() == 24 and page.locator(".tile").first.inner_text() != facts
+    expect(tiles).to_have_count(24)
+    expect(tiles.first).not_to_have_text(facts)
     page.get_by_role("radio", name="fc1").check()
-    assert page.locator(".tile").count() == 4
-    page.locator(".tile").first.click()
+    expect(tiles).to_have_count(4)
+    tiles.first.click()
     page.keyboard.press("PageUp")
-    assert "blocks.3.mlp.fc1" in page.locator("#mask-title").inner_text()
+    expect(page.locator("#mask-title")).to_contain_text("blocks.3.mlp.fc1")
 
 
 def test_singular_values_of_another_layer_are_shown(visit):
     page = visit("three")
     page.get_by_role("button", name="Next layer").click()
-    assert page.locator("#spectrum-chart h3").inner_text() == "blocks.0.attention.key"
-    assert page.locator("#spectrum-chart .line").count() == 4
+    expect(page.locator("#spectrum-chart h3")).to_have_text("blocks.0.attention.key")
+    expect(page.locator("#spectrum-chart .line")).to_have_count(4)
 
 
 def test_the_theme_follows_the_system_and_the_button(visit):
@@ -185,31 +206,34 @@ def test_the_theme_follows_the_system_and_the_button(visit):
     dark = page.locator(".tile").first.screenshot()
     assert sum(picture(dark).getpixel((5, 5))) < 150
     page.locator("#theme").click()
+    expect(page.locator("#theme")).to_have_text("Dark")
+    settle(page)
     light = page.locator(".tile").first.screenshot()
-    assert sum(picture(light).getpixel((5, 5))) > 700 and page.locator("#theme").inner_text() == "Dark"
+    assert sum(picture(light).getpixel((5, 5))) > 700
 
 
 def test_tables_sort_by_a_click_on_a_heading(visit):
     page = visit("three")
     rows = page.locator("#runs tbody tr")
     page.locator("#runs").get_by_role("button", name="Parameters").click()
-    assert "35%" in rows.first.inner_text()
+    expect(rows.first).to_contain_text("35%")
     page.locator("#runs").get_by_role("button", name="Parameters").click()
-    assert "10%" in rows.first.inner_text()
+    expect(rows.first).to_contain_text("10%")
 
 
 def test_the_command_can_be_copied(visit):
     page = visit("one")
     page.locator(".copy").first.click()
-    page.get_by_text("Copied").or_(page.get_by_text("Press Ctrl+C")).first.wait_for(timeout=2000)
+    page.get_by_text("Copied").or_(page.get_by_text("Press Ctrl+C")).first.wait_for(timeout=WAIT)
 
 
 def test_print_is_light_complete_and_without_controls(visit):
     page = visit("one", scheme="dark")
     page.emulate_media(media="print")
-    assert page.locator(".bar").is_hidden() and page.locator("#mask-controls").is_hidden()
+    expect(page.locator(".bar")).to_be_hidden()
+    expect(page.locator("#mask-controls")).to_be_hidden()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert page.locator(".tile[data-drawn]").count() == 24
+    expect(page.locator(".tile[data-drawn]")).to_have_count(24)
     printed = page.pdf(format="A4")
     assert printed.startswith(b"%PDF") and len(printed) > 50_000
 
