@@ -28,12 +28,12 @@ def in_a_fresh_python(code: str):
 def test_importing_gblr_takes_under_a_third_of_a_second_beyond_torch():
     code = """
 import time, torch
-start = time.perf_counter()
+start = time.process_time()
 import gblr
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 """
     seconds = [in_a_fresh_python(code) for _ in range(3)]
-    assert min(seconds) < 0.3, seconds  # the fastest of three: other processes may hold the machine
+    assert min(seconds) < 0.3, seconds  # the fastest of three, in time of its own: others may hold the machine
 
 
 def test_importing_gblr_loads_no_optional_package():
