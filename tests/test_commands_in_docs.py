@@ -146,7 +146,7 @@ def script_options(file: Path) -> set[str]:
     text = Path(file).read_text()
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     added = [call.args for call in calls if getattr(call.func, "attr", "") == "add_argument"]
-    shared = "from gblr.experiments.sweep import main" in text
+    shared = re.search(r"from gblr\.experiments\.\w+ import main", text)
     more = script_options(module_file("gblr.experiments.sweep")) if shared else set()
     return {arg.value for args in added for arg in args if isinstance(arg, ast.Constant)} | {"--help"} | more
 

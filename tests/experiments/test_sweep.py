@@ -10,7 +10,9 @@ from gblr.experiments import check as checking
 from gblr.experiments import cifar10_vit, imagenet_vit_scratch
 from gblr.experiments.run import Run
 from gblr.experiments.store import Store
-from gblr.experiments.sweep import Sweep, main, parse, smoke_runs, with_best_rate
+from gblr.experiments.sweep import Sweep, parse, smoke_runs, with_best_rate
+from gblr.experiments.vision import VISION as FIELD
+from gblr.experiments.vision import main
 from tests.shape_hook import shapes_unchecked
 
 VISION = {name: import_module(module).RECIPE for name, (module, _) in RECIPES.items() if name != "cifar10-learning"}
@@ -22,7 +24,7 @@ def test_every_recipe_runs_in_smoke_mode(name, tmp_path, capsys):
     recipe = VISION[name]
     with shapes_unchecked():  # fits are thousands of small calls
         assert main(recipe, ["--smoke", "--out", str(tmp_path)]) == 0
-    expected = smoke_runs(recipe.runs(1))
+    expected = smoke_runs(recipe.runs(1), FIELD)
     files = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "smoke" / recipe.place).glob("*.json")}
     assert set(files) == set(expected)
     for result in files.values():
@@ -58,7 +60,7 @@ def test_a_sweep_makes_each_run_once_and_tells_of_it(tmp_path, capfd):
     store = Store(tmp_path / "cifar10-vit")
     first = store.path(DENSE_RUN).stat().st_mtime_ns
     assert store.load_model(DENSE_RUN)["head.weight"].shape == (10, 32)
-    assert not list(store.folder.glob("*.state.pt"))
+    assert not list(store.folder.glob("*.state"))
     assert "accuracy" in capfd.readouterr().out
     assert tiny(tmp_path, "--only", DENSE_RUN) == 0
     assert store.path(DENSE_RUN).stat().st_mtime_ns == first
@@ -68,16 +70,16 @@ def test_a_sweep_makes_each_run_once_and_tells_of_it(tmp_path, capfd):
 def test_time_that_is_over_pauses_and_the_next_call_continues(tmp_path, capfd):
     assert tiny(tmp_path, "--only", DENSE_RUN, "--time", "0.4") == 0
     store = Store(tmp_path / "cifar10-vit")
-    assert not store.has(DENSE_RUN) and store.path(DENSE_RUN, ".state.pt").exists()
+    assert not store.has(DENSE_RUN) and store.path(DENSE_RUN, ".state").exists()
     assert "1 runs are left (1 paused)" in capfd.readouterr().out
     assert tiny(tmp_path, "--only", DENSE_RUN) == 0
-    assert store.has(DENSE_RUN) and not store.path(DENSE_RUN, ".state.pt").exists()
+    assert store.has(DENSE_RUN) and not store.path(DENSE_RUN, ".state").exists()
 
 
 def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capfd):
     store = Store(tmp_path / "cifar10-vit")
     store.folder.mkdir()
-    store.path(DENSE_RUN, ".state.pt").write_text("no state")
+    store.path(DENSE_RUN, ".state").write_text("no state")
     assert tiny(tmp_path, "--only", DENSE_RUN) == 1
     assert f"{DENSE_RUN}: failed: " in capfd.readouterr().out and not store.has(DENSE_RUN)
 
@@ -91,7 +93,7 @@ def test_a_result_appears_complete_or_not_at_all(tmp_path, monkeypatch):
 
 
 def sweep(tmp_path, recipe, runs):
-    return Sweep(recipe, runs, parse(recipe, ["--data", "x", "--out", str(tmp_path)]))
+    return Sweep(recipe, runs, parse(recipe, FIELD, ["--data", "x", "--out", str(tmp_path)]))
 
 
 def test_a_run_waits_for_the_trials_of_its_rate(tmp_path):
@@ -116,9 +118,9 @@ def test_the_best_trial_gives_the_rate(tmp_path):
     for lr, accuracy in ((5e-4, 70.0), (1e-3, 72.0), (2e-3, 71.0)):
         store.write(f"trial-x-lr{lr:g}", {"config": {"lr": lr}, "test": {"accuracy": accuracy}})
     run = Run("vit384", "dense", lr=3e-3, trials="trial-x-lr*")
-    found, trials = with_best_rate(run, store)
+    found, trials = with_best_rate(run, store, FIELD)
     assert found == replace(run, lr=1e-3) and trials == {"0.0005": 70.0, "0.001": 72.0, "0.002": 71.0}
-    assert with_best_rate(replace(run, trials="trial-y-*"), store) == (replace(run, trials="trial-y-*"), {})
+    assert with_best_rate(replace(run, trials="trial-y-*"), store, FIELD) == (replace(run, trials="trial-y-*"), {})
 
 
 def test_data_must_be_named(tmp_path, monkeypatch):
@@ -147,9 +149,9 @@ def test_the_check_passes_here_and_fails_when_a_number_is_changed(tmp_path, monk
 def test_every_recipe_has_a_stored_check_of_its_runs(name):
     stored = json.loads((checking.CHECKS / f"{name}.json").read_text())["runs"]
     recipe = VISION[name]
-    assert set(stored) == set(smoke_runs(recipe.runs(recipe.seeds)))
+    assert set(stored) == set(smoke_runs(recipe.runs(recipe.seeds), FIELD))
     numbers = {"a": {"test_loss": 1.0, "train_loss": 1.0, "accuracy": 50.0, "reached_cost": 0.3}}
-    assert checking.differences(numbers, numbers) == {}
+    assert checking.differences(numbers, numbers, FIELD.tolerances) == {}
     off = {"a": numbers["a"] | {"reached_cost": 0.31}}
-    assert checking.differences(off, numbers) == {"a": ["reached_cost 0.3100, stored 0.3000"]}
-    assert checking.differences(numbers, {}) == {"a": ["nothing is stored"]}
+    assert checking.differences(off, numbers, FIELD.tolerances) == {"a": ["reached_cost 0.3100, stored 0.3000"]}
+    assert checking.differences(numbers, {}, FIELD.tolerances) == {"a": ["nothing is stored"]}

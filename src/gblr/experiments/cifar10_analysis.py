@@ -11,7 +11,7 @@ import sys
 
 from gblr.experiments import cifar10_vit
 from gblr.experiments.run import Recipe, Run
-from gblr.experiments.sweep import main
+from gblr.experiments.vision import main
 
 METHODS = ("vit384-dense", "vit384-gblr-1-", "vit384-gblr-16-")
 

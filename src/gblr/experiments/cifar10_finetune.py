@@ -12,7 +12,7 @@ import sys
 
 from gblr.experiments.comparisons import comparison, rate_trials
 from gblr.experiments.run import BASELINES, DENSE, Kind, Recipe, Run
-from gblr.experiments.sweep import main
+from gblr.experiments.vision import main
 
 COSTS = (0.5, 0.4, 0.3, 0.2)
 RATES = (1e-4, 3e-4, 1e-3)

@@ -11,7 +11,7 @@ import sys
 from gblr.experiments.cifar10_vit import COSTS, KINDS
 from gblr.experiments.comparisons import comparison, rate_trials
 from gblr.experiments.run import Recipe, Run
-from gblr.experiments.sweep import main
+from gblr.experiments.vision import main
 
 
 def runs(seeds: int) -> dict[str, Run]:

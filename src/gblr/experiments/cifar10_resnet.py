@@ -13,7 +13,7 @@ from typing import Any
 
 from gblr.experiments.comparisons import comparison, rate_trials
 from gblr.experiments.run import DENSE, Kind, Recipe, Run
-from gblr.experiments.sweep import main
+from gblr.experiments.vision import main
 
 DEPTHS = (20, 32, 44, 56)
 COSTS = (0.55, 0.3)

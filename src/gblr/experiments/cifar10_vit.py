@@ -13,7 +13,7 @@ import sys
 
 from gblr.experiments.comparisons import comparison, rate_trials
 from gblr.experiments.run import BASELINES, DENSE, LEARNED, Recipe, Run
-from gblr.experiments.sweep import main
+from gblr.experiments.vision import main
 
 COSTS = (0.3, 0.15, 0.08)
 KINDS = (DENSE, *LEARNED, *BASELINES)

@@ -12,7 +12,7 @@ from typing import Any
 
 from gblr.experiments.comparisons import comparison
 from gblr.experiments.run import Kind, Recipe, Run
-from gblr.experiments.sweep import main
+from gblr.experiments.vision import main
 
 COMMON: dict[str, Any] = {
     "source": "weights", "scope": "model", "calibration": 512, "epochs": 30, "batch_size": 256, "lr": 1e-4,

@@ -11,7 +11,7 @@ from typing import Any
 
 from gblr.experiments.comparisons import comparison
 from gblr.experiments.run import Kind, Recipe, Run
-from gblr.experiments.sweep import main
+from gblr.experiments.vision import main
 
 COSTS = (0.5, 0.4, 0.3, 0.2)
 COMMON: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from gblr.experiments.comparisons import comparison
 from gblr.experiments.run import DENSE, Kind, Recipe, Run
-from gblr.experiments.sweep import main
+from gblr.experiments.vision import main
 
 COMMON: dict[str, Any] = {
     "epochs": 310, "batch_size": 1024, "lr": 1e-3, "structure_lr": 1e-3, "weight_decay": 0.05, "mixup": 0.8,

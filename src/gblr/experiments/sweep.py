@@ -14,38 +14,37 @@ from typing import Any
 import torch
 
 from gblr.experiments.check import check
-from gblr.experiments.datasets import Task, generated, load_task
-from gblr.experiments.run import Recipe, Run
+from gblr.experiments.field import Field, Paused, Place
+from gblr.experiments.run import Recipe
 from gblr.experiments.store import Record, Store
-from gblr.experiments.train_run import Paused, Sources, tiny_run, train_run
 
 _PAUSED = 75  # exit code of a run whose time was over: sysexits' "try again"
 _STATUS_SECONDS = 30.0
 
 
-def main(recipe: Recipe, arguments: Sequence[str] | None = None) -> int:
-    args = parse(recipe, arguments)
-    runs = chosen(recipe, args)
+def main(recipe: Recipe, field: Field, arguments: Sequence[str] | None = None) -> int:
+    args = parse(recipe, field, arguments)
+    runs = chosen(recipe, field, args)
     if args.list:
         print("\n".join(runs))
         return 0
     if args.check or args.write_check:
-        return check(recipe.name, smoke_runs(runs), _smoke_task(recipe), write=args.write_check)
+        return check(recipe.name, smoke_runs(runs, field), field, field.smoke_task(recipe), write=args.write_check)
     if args.smoke:
-        return smoke(recipe, runs, args.out)
+        return smoke(recipe, field, runs, args.out)
     if args.data is None and not args.tiny:
         raise ValueError(f"--data DIR or the variable GBLR_DATA must name the folder with the data ({recipe.data}).")
     if args.one:
-        return one(recipe, args.one, runs[args.one], args)
+        return one(recipe, field, args.one, runs[args.one], args)
     if recipe.data != "imagenet":
-        _task(recipe, args)  # decoded once, for all processes
+        _task(recipe, field, args)  # read and prepared once, for all processes
     return Sweep(recipe, runs, args).go()
 
 
-def parse(recipe: Recipe, arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(recipe: Recipe, field: Field, arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"gblr reproduce {recipe.name}", description=recipe.what)
     parser.add_argument("--data", type=Path, default=_variable("GBLR_DATA"), help="folder of the data set")
-    parser.add_argument("--out", type=Path, default=Path("runs/vision"), help="folder of the results of all recipes")
+    parser.add_argument("--out", type=Path, default=field.out, help="folder of the results of all recipes")
     parser.add_argument("--only", nargs="+", metavar="PATTERN", help="runs whose names match, in that order")
     parser.add_argument("--seeds", type=int, default=recipe.seeds, help="how many, for the runs that have several")
     parser.add_argument("--epochs", type=int, help="instead of what the recipe says")
@@ -55,7 +54,7 @@ def parse(recipe: Recipe, arguments: Sequence[str] | None) -> argparse.Namespace
     parser.add_argument("--model", default=recipe.model, help="trained network, for recipes that start from one")
     parser.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs: slow, for debugging")
     parser.add_argument("--list", action="store_true", help="names of the runs")
-    parser.add_argument("--smoke", action="store_true", help="tiny networks, generated images, this process: seconds")
+    parser.add_argument("--smoke", action="store_true", help="tiny networks, generated data, this process: seconds")
     parser.add_argument("--check", action="store_true", help="compare a tiny version with its stored result")
     parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # all runs, tiny, as processes
     parser.add_argument("--write-check", action="store_true", help=argparse.SUPPRESS)
@@ -68,70 +67,60 @@ def _variable(name: str) -> Path | None:
     return Path(os.environ[name]) if os.environ.get(name) else None
 
 
-def chosen(recipe: Recipe, args: argparse.Namespace) -> dict[str, Run]:
+def chosen(recipe: Recipe, field: Field, args: argparse.Namespace) -> dict[str, Any]:
     every = recipe.runs(args.seeds)
     runs = {name: run for one in args.only or ["*"] for name, run in every.items() if fnmatch(name, one)}
     if not runs:
         raise ValueError(f"no run matches {' '.join(args.only)}; the names are those of --list.")
     if args.epochs:
         runs = {name: replace(run, epochs=args.epochs) for name, run in runs.items()}
-    return {name: tiny_run(run, args.epochs or 2) for name, run in runs.items()} if args.tiny else runs
+    return {name: field.tiny(run, args.epochs or 2) for name, run in runs.items()} if args.tiny else runs
 
 
-def _task(recipe: Recipe, args: argparse.Namespace) -> Task:
-    return _smoke_task(recipe) if args.tiny else load_task(recipe.data, args.data, args.out)
+def _task(recipe: Recipe, field: Field, args: argparse.Namespace) -> Any:
+    return field.smoke_task(recipe) if args.tiny else field.load_task(recipe, args.data, args.out, args.model)
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def one(recipe: Recipe, name: str, run: Run, args: argparse.Namespace) -> int:
-    """In a process of its own: trains, and stores the result."""
+def one(recipe: Recipe, field: Field, name: str, run: Any, args: argparse.Namespace) -> int:
+    """In a process of its own: makes the run, and stores the result."""
     store = Store(args.out / recipe.place)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    task = _task(recipe, args)
-    sources = Sources(args.out, args.model or str(args.data))
+    place = Place(args.out, args.model or str(args.data), device, store.path(name, ".state"), args.deadline, args.eager)
     try:
-        perform(recipe, name, run, task, store, device, sources, args.deadline, args.eager)
+        perform(recipe, field, name, run, _task(recipe, field, args), store, place)
     except Paused as paused:
         print(f"paused {paused}", flush=True)
         return _PAUSED
     return 0
 
 
-def perform(
-    recipe: Recipe, name: str, run: Run, task: Task, store: Store, device: str = "cpu",
-    sources: Sources | None = None, deadline: float = float("inf"), eager: bool = False,
-) -> Record:  # fmt: skip
-    run, trials = with_best_rate(run, store)
-    state = store.path(name, ".state.pt")
-    result = train_run(run, task, device, sources, state, deadline, lambda line: print(line, flush=True), eager)
+def perform(recipe: Recipe, field: Field, name: str, run: Any, task: Any, store: Store, place: Place) -> Record:
+    run, trials = with_best_rate(run, store, field)
+    result = field.make(run, task, replace(place, say=lambda line: print(line, flush=True)))
     head: Record = {"name": name, "recipe": recipe.name, "config": run.to_dict(), "seed": run.seed}
-    head |= {"commit": os.environ.get("GBLR_COMMIT", ""), "device": _device_name(device), "torch": torch.__version__}
-    record = head | ({"rate_trials": trials} if trials else {}) | result.record
+    head |= {"commit": os.environ.get("GBLR_COMMIT", ""), "device": _device_name(place.device)}
+    head |= {"torch": torch.__version__} | ({"rate_trials": trials} if trials else {})
+    record = head | result.record
     if run.method == "dense" and not run.held_out:
         store.save_model(name, result.model.state_dict())
     if result.blocks and run.seed == 0:
         store.save_blocks(name, result.blocks)
     store.write(name, record)  # last: a result that is there is complete
-    state.unlink(missing_ok=True)
-    print(summary(record), flush=True)
+    place.forget()
+    print(field.summary(record), flush=True)
     return record
 
 
-def with_best_rate(run: Run, store: Store) -> tuple[Run, dict[str, float]]:
-    """The run with the rate of its best trial, if any was made, and the accuracies of all by their rates."""
+def with_best_rate(run: Any, store: Store, field: Field) -> tuple[Any, dict[str, float]]:
+    """The run with the rate of its best trial, if any was made, and how good each was, by their rates."""
     trials = store.matching(run.trials) if run.trials else []
-    found = {trial["config"]["lr"]: trial["test"]["accuracy"] for trial in trials}
+    found = {trial["config"]["lr"]: field.goodness(trial) for trial in trials}
     if not found:
         return run, {}
     return replace(run, lr=max(found, key=lambda lr: found[lr])), {f"{lr:g}": found[lr] for lr in sorted(found)}
-
-
-def summary(record: Record) -> str:
-    test, train = record["test"]["accuracy"], record["train"]["accuracy"]
-    costs = f"cost {record['reached_cost']:.3f} (model {record['model_relative_cost']:.3f})"
-    return f"accuracy {test:.2f}, training images {train:.2f}, {costs}, {record['seconds']:.0f} s"
 
 
 def _device_name(device: str) -> str:
@@ -146,7 +135,7 @@ class Sweep:
     """Runs as processes, `--workers` at a time; a result that is there is not made again."""
 
     recipe: Recipe
-    runs: dict[str, Run]
+    runs: dict[str, Any]
     args: argparse.Namespace
     waiting: list[str] = field(default_factory=list)
     running: dict[str, Any] = field(default_factory=dict)
@@ -180,7 +169,7 @@ class Sweep:
             return None
         return next((name for name in self.waiting if not self.reason_to_wait(self.runs[name])), None)
 
-    def reason_to_wait(self, run: Run) -> str:
+    def reason_to_wait(self, run: Any) -> str:
         """A run waits for those of this sweep that choose its rate, and for the model that it starts from."""
         pending = [*self.waiting, *self.running]
         if run.trials and (trials := [name for name in pending if fnmatch(name, run.trials)]):
@@ -240,22 +229,17 @@ class Sweep:
 # -- smoke -------------------------------------------------------------------------------------------------------------
 
 
-def smoke_runs(runs: dict[str, Run]) -> dict[str, Run]:
+def smoke_runs(runs: dict[str, Any], field: Field) -> dict[str, Any]:
     """The first of each kind, tiny; and one trial of a learning rate, if there are any."""
     kinds: dict[Any, str] = {}
     for name, run in runs.items():
-        kind = (run.method, run.block_rank, run.budget, run.init, run.allocation, run.start_cost, run.weights)
-        kinds.setdefault("trial" if run.held_out else kind, name)
-    return {name: tiny_run(runs[name]) for name in kinds.values()}
+        kinds.setdefault("trial" if run.held_out else field.kind(run), name)
+    return {name: field.tiny(runs[name]) for name in kinds.values()}
 
 
-def _smoke_task(recipe: Recipe) -> Task:
-    return generated(num_classes=20 if recipe.data == "cifar100" else 10)
-
-
-def smoke(recipe: Recipe, runs: dict[str, Run], out: Path) -> int:
-    task, store = _smoke_task(recipe), Store(out / "smoke" / recipe.place)
-    for name, run in smoke_runs(runs).items():
+def smoke(recipe: Recipe, field: Field, runs: dict[str, Any], out: Path) -> int:
+    task, store = field.smoke_task(recipe), Store(out / "smoke" / recipe.place)
+    for name, run in smoke_runs(runs, field).items():
         print(name, flush=True)
-        perform(recipe, name, run, task, store)
+        perform(recipe, field, name, run, task, store, Place(state=store.path(name, ".state")))
     return 0

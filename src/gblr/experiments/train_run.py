@@ -13,6 +13,7 @@ from torch import nn
 from gblr.conversion.cost import Cost, cost
 from gblr.conversion.harden import harden_
 from gblr.experiments.datasets import Task
+from gblr.experiments.field import Paused, Result
 from gblr.experiments.networks import NETWORKS, build_network, load_network
 from gblr.experiments.run import Run
 from gblr.experiments.step import uncompiled
@@ -22,15 +23,6 @@ from gblr.experiments.training import Training, judge
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.structured import MatrixModule
 from gblr.matrices.packed import PackedGBLR
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run did, as plain values; the model itself, and its blocks layer by layer, are kept apart."""
-
-    record: dict[str, Any]
-    model: nn.Module
-    blocks: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -50,10 +42,6 @@ class Sources:
             recipe, _, name = run.source.partition("/")
             model.load_state_dict(Store(self.results / recipe).load_model(name))
         return model
-
-
-class Paused(Exception):
-    """The time was over before the run was; its state is saved, and the next call continues."""
 
 
 def train_run(
