@@ -31,7 +31,7 @@ from gblr.data.cifar import MEAN, STD, load_cifar10
 from gblr.data.images import ImageBatches, ImageSet
 from gblr.experiments.step import GraphAdamW, Step, compile_blocks_, lr_share, uncompiled
 from gblr.experiments.store import write
-from gblr.experiments.structures import restore_variances_
+from gblr.experiments.structures import restore_variances_, standard_deviations
 from gblr.fitting.config import GaudiConfig, LowRankConfig
 from gblr.models.vit import ViT
 from gblr.training.budget import Budget
@@ -103,15 +103,16 @@ def named_runs() -> dict[str, Run]:
 
 
 def build(run: Run, **sizes: Any) -> nn.Module:
-    """The network with its converted layers, all with the output variance of `nn.Linear` at the start."""
+    """The network with its converted layers, all with the output variance of dense ones at the start."""
     torch.manual_seed(run.seed)
     model = ViT(**sizes)
+    deviations = standard_deviations(model)
     if run.method == "gaudi":
         config = GaudiConfig(run.start_cost, block_rank=run.block_rank, align=run.align, init="scratch")
         convert_(model, config, where=CONVERTED)
     elif run.method == "low rank":
         convert_(model, LowRankConfig(run.relative_cost), where=CONVERTED)
-        restore_variances_(model)
+        restore_variances_(model, deviations)
     return model
 
 

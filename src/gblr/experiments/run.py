@@ -1,26 +1,27 @@
 """What a run is, and what a recipe is: plain values, no work."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gblr.fitting.config import Allocation, GaudiInit
+from gblr.training.budget import Budget, Scope, Weights
 from gblr.training.budget import Method as BudgetMethod
-from gblr.training.budget import Scope, Weights
 from gblr.training.schedules import SigmaSchedule, SigmaShape
 
 Method = Literal["dense", "low rank", "monarch", "pixelfly", "blast", "gaudi"]
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training run. What stands here decides its result; the defaults are what docs/results/cifar10.md found.
+class StructuredRun:
+    """What every run has, whatever its data. The defaults are what docs/results/cifar10.md found.
 
     `source` says where weights come from: "" for none, "recipe/run" for the trained model of another run, "weights" for
-    published ones. `trials` is a pattern of runs that choose `lr`: the best of those there are, on images held out of
-    the training set. `held_out` images are so set aside. `relative_cost` means the converted layers, or the whole model
-    with `scope="model"`. `start_cost` is where GBLR begins; None is at the target.
+    published ones. `trials` is a pattern of runs that choose `lr`: the best of those there are, on samples held out of
+    the training set; `held_out` samples are so set aside. `after` is a pattern of runs that are to be made first.
+    `relative_cost` means the converted layers, or the whole model with `scope="model"`. `start_cost` is where GBLR
+    begins; None is at the target.
     """
 
     model: str
@@ -45,20 +46,11 @@ class Run:
     sigma_end: float = 0.85
     sigma_sharp: float = 0.05
     structure_lr: float = 5e-3
-    epochs: int = 60
-    batch_size: int = 1024
     lr: float = 1e-3
     trials: str = ""
+    after: str = ""
     held_out: int = 0
     weight_decay: float = 0.05
-    warmup_epochs: float = 5.0
-    clip: float = 1.0
-    smoothing: float = 0.1
-    mixup: float = 0.0
-    cutmix: float = 1.0
-    mixed_share: float = 0.5  # of the batches
-    drop_path: float = 0.0
-    eval_every: int = 5
 
     @property
     def sigma_schedule(self) -> SigmaSchedule:
@@ -68,8 +60,31 @@ class Run:
             *self.sigma, shape=self.sigma_shape, warmup=self.sigma_warmup, end=self.sigma_end, sharp=self.sigma_sharp
         )
 
+    def learned_to(self, target: float) -> Budget:
+        """The budget of a run whose converted layers may cost that in the end."""
+        return Budget(
+            target, method=self.budget, start=self.budget_start, end=self.budget_end, weights=self.weights,
+            max_shrinkage=self.max_shrinkage,
+        )  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Run(StructuredRun):
+    """One training run on images. What stands here decides its result."""
+
+    epochs: int = 60
+    batch_size: int = 1024
+    warmup_epochs: float = 5.0
+    clip: float = 1.0
+    smoothing: float = 0.1
+    mixup: float = 0.0
+    cutmix: float = 1.0
+    mixed_share: float = 0.5  # of the batches
+    drop_path: float = 0.0
+    eval_every: int = 5
 
 
 @dataclass(frozen=True)
@@ -77,17 +92,19 @@ class Recipe:
     """A table or figure of the paper: its runs by name, for a number of seeds, on one data set.
 
     `runs` are listed in the order in which they should be made. `folder` is where results lie: that of another recipe
-    where the same runs serve both. `model` is the default of --model, for networks that users bring.
+    where the same runs serve both. `model` is the default of --model, for networks that users bring. `result` is the
+    name of its published file, else that of the recipe.
     """
 
     name: str
     what: str
     data: str
-    runs: Callable[[int], dict[str, Run]]
+    runs: Callable[[int], Mapping[str, StructuredRun]]
     module: str
     folder: str = ""
     seeds: int = 3
     model: str = ""
+    result: str = ""
 
     @property
     def place(self) -> Path:
@@ -102,9 +119,9 @@ class Kind:
     method: Method
     options: tuple[tuple[str, Any], ...] = ()
 
-    def run(self, model: str, relative_cost: float, **more: Any) -> Run:
+    def run(self, model: str, relative_cost: float, make: Callable[..., Any] = Run, **more: Any) -> Any:
         """Options of the kind itself win: they are what makes it that kind."""
-        return Run(model, self.method, relative_cost, **{**more, **dict(self.options)})
+        return make(model, self.method, relative_cost, **{**more, **dict(self.options)})
 
 
 BASELINES = tuple(Kind(method.replace(" ", "-"), method) for method in ("low rank", "monarch", "pixelfly", "blast"))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gblr.conversion.convert import convert_
 from gblr.conversion.cost import Cost, cost
 from gblr.conversion.filters import Filter
-from gblr.experiments.run import Run
+from gblr.experiments.run import StructuredRun
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
 from gblr.fitting.plan import divisors
 from gblr.layers.structured import MatrixModule
@@ -34,18 +34,19 @@ _FACTORS: dict[type[StructuredMatrix], dict[str, float]] = {
 
 
 def structure_(
-    model: nn.Module, run: Run, where: Filter, example: Tensor, calibration: Iterable[Tensor] | None = None
+    model: nn.Module, run: StructuredRun, where: Filter, example: Tensor, calibration: Iterable[Tensor] | None = None
 ) -> float:
     """Converts the layers that `where` chooses as `run` says, and returns what they may cost; dense stays as it is.
 
     `example` is one input, by which positions are counted. Without trained weights (`run.source` is empty) baselines
-    are fitted to the random weights that `nn.Linear` starts with, and scaled to the same variance.
+    are fitted to the random weights that the dense layers start with, and scaled to the same variance.
     """
     if run.method == "dense":
         return 1.0
     spent = cost(model, example)
     mults = shapes_and_mults(model, where, spent)
     target = layers_cost(run, spent.dense_mults, sum(mults.values()))
+    deviations = standard_deviations(model)
     batches = None if calibration is None else list(calibration)
     if run.method == "monarch":
         for shape, share in monarch_costs(mults, target).items():
@@ -55,12 +56,12 @@ def structure_(
     else:
         convert_(model, _BASELINES[run.method](target, allocation=run.allocation), where, calibration=batches)
     if not run.source and run.method != "gaudi":
-        restore_variances_(model)
+        restore_variances_(model, deviations)
     _leave_out_of_compile(model)
     return target
 
 
-def gaudi_config(run: Run, target: float) -> GaudiConfig:
+def gaudi_config(run: StructuredRun, target: float) -> GaudiConfig:
     """Starts at `run.start_cost`, or at the target where that is None."""
     start = target if run.start_cost is None else min(1.0, run.start_cost)
     return GaudiConfig(start, run.allocation, block_rank=run.block_rank, init=run.init)
@@ -79,7 +80,7 @@ def shapes_and_mults(model: nn.Module, where: Filter, spent: Cost) -> dict[Shape
     return mults
 
 
-def layers_cost(run: Run, whole: float, converted: float) -> float:
+def layers_cost(run: StructuredRun, whole: float, converted: float) -> float:
     """The cost that is asked of the converted layers; with scope "model", what the dense rest leaves over for them."""
     if run.scope == "layers":
         return run.relative_cost
@@ -120,18 +121,23 @@ def _of_shape(where: Filter, shape: Shape, module: nn.Module, name: str) -> bool
     return where(module, name) and isinstance(weight, Tensor) and tuple(weight.flatten(1).shape) == shape
 
 
-def restore_variances_(model: nn.Module) -> None:
-    """Of every layer of a baseline in the model; see `restore_variance_`."""
-    for module in model.modules():
+def standard_deviations(model: nn.Module) -> dict[str, float]:
+    """Of the weights of all layers that have one, by their names."""
+    weights = {name: getattr(module, "weight", None) for name, module in model.named_modules()}
+    return {name: float(w.detach().std()) for name, w in weights.items() if isinstance(w, Tensor) and w.dim() > 1}
+
+
+def restore_variances_(model: nn.Module, deviations: dict[str, float]) -> None:
+    """Of every layer of a baseline in the model, to those that dense layers of these names had."""
+    for name, module in model.named_modules():
         if isinstance(module, MatrixModule) and type(module.matrix) in _FACTORS:
-            restore_variance_(module)
+            restore_variance_(module, deviations[name.partition(".parts.")[0]])
 
 
 @torch.no_grad()
-def restore_variance_(layer: Any) -> None:
-    """Truncation takes variance away; factors are scaled so that outputs start with that of `nn.Linear`."""
-    weight = layer.weight
-    lost = math.sqrt(1 / (3 * weight.shape[1])) / float(weight.std())
+def restore_variance_(layer: Any, deviation: float) -> None:
+    """Truncation takes variance away; factors are scaled so that outputs start with that of the dense layer."""
+    lost = deviation / float(layer.weight.std())
     for name, share in _FACTORS[type(layer.matrix)].items():
         getattr(layer, name).mul_(lost**share)
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -47,7 +47,7 @@ def parse(recipe: Recipe, field: Field, arguments: Sequence[str] | None) -> argp
     parser.add_argument("--out", type=Path, default=field.out, help="folder of the results of all recipes")
     parser.add_argument("--only", nargs="+", metavar="PATTERN", help="runs whose names match, in that order")
     parser.add_argument("--seeds", type=int, default=recipe.seeds, help="how many, for the runs that have several")
-    parser.add_argument("--epochs", type=int, help="instead of what the recipe says")
+    parser.add_argument("--epochs", type=float, help="instead of what the recipe says")
     parser.add_argument("--workers", type=int, default=3, help="runs at a time")
     parser.add_argument("--time", type=float, metavar="SECONDS", help="then runs pause, and none is started")
     parser.add_argument("--start", type=float, metavar="SECONDS", help="then no run is started; others go on")
@@ -68,13 +68,13 @@ def _variable(name: str) -> Path | None:
 
 
 def chosen(recipe: Recipe, field: Field, args: argparse.Namespace) -> dict[str, Any]:
-    every = recipe.runs(args.seeds)
+    every: Mapping[str, Any] = recipe.runs(args.seeds)
     runs = {name: run for one in args.only or ["*"] for name, run in every.items() if fnmatch(name, one)}
     if not runs:
         raise ValueError(f"no run matches {' '.join(args.only)}; the names are those of --list.")
     if args.epochs:
-        runs = {name: replace(run, epochs=args.epochs) for name, run in runs.items()}
-    return {name: field.tiny(run, args.epochs or 2) for name, run in runs.items()} if args.tiny else runs
+        runs = {name: replace(run, epochs=type(run.epochs)(args.epochs)) for name, run in runs.items()}
+    return {name: field.tiny(run, int(args.epochs or 2)) for name, run in runs.items()} if args.tiny else runs
 
 
 def _task(recipe: Recipe, field: Field, args: argparse.Namespace) -> Any:
@@ -174,6 +174,8 @@ class Sweep:
         pending = [*self.waiting, *self.running]
         if run.trials and (trials := [name for name in pending if fnmatch(name, run.trials)]):
             return f"for {trials[0]}"
+        if run.after and (first := [name for name in pending if fnmatch(name, run.after)]):
+            return f"for {first[0]}"
         if "/" in run.source:
             place, _, name = run.source.partition("/")
             if not Store(self.args.out / place).path(name, ".model.pt").exists():

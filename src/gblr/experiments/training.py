@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from gblr.experiments.datasets import Batches, Task
 from gblr.experiments.run import Run
 from gblr.experiments.step import GraphAdamW, Step, compile_blocks_, lr_share, uncompiled
-from gblr.training.budget import Budget
 from gblr.training.learner import StructureLearner
 from gblr.training.mixing import draw_mix, mix_inputs, mix_targets
 from gblr.training.param_groups import param_groups
@@ -30,18 +29,13 @@ class Training:
         if on_gpu and not eager:
             compile_blocks_(model)
         self.optimizer = GraphAdamW(param_groups(model, run.lr, run.structure_lr, run.weight_decay), device)
-        self.learner = self._learner(target) if run.method == "gaudi" and self.total else None
+        self.learner: StructureLearner | None = None
+        if run.method == "gaudi" and self.total:
+            goal = run.learned_to(target)
+            self.learner = StructureLearner(model, self.optimizer, goal, run.sigma_schedule, self.total)
         self.step = Step(model, self.optimizer, on_gpu, run.smoothing, run.clip, captured=on_gpu and not eager)
         self.epoch, self.seconds = 0, 0.0
         self.curve: dict[str, list[Any]] = {name: [] for name in CURVE}
-
-    def _learner(self, target: float) -> StructureLearner:
-        run = self.run
-        budget = Budget(
-            target, method=run.budget, start=run.budget_start, end=run.budget_end, weights=run.weights,
-            max_shrinkage=run.max_shrinkage,
-        )  # fmt: skip
-        return StructureLearner(self.model, self.optimizer, budget, run.sigma_schedule, self.total)
 
     @property
     def done(self) -> bool:
