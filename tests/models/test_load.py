@@ -14,6 +14,7 @@ from tests.models.tiny_models import (
     tokenizer,
     write,
     write_encoder,
+    write_gguf,
     write_image_classifier,
     write_language_model,
     write_text_classifier,
@@ -221,3 +222,22 @@ def test_a_module_that_cannot_be_imported_says_why(code, error, words, my_models
     my_models(code)
     with pytest.raises(error, match=words):
         load_model("python:my_models:net")
+
+
+def test_a_gguf_file_becomes_a_plain_language_model(tmp_path):
+    loaded = load_model(write_gguf(tmp_path / "tiny.gguf"))
+    assert loaded.kind == "causal language model" and loaded.max_length == 128 and not loaded.note
+    assert loaded.tokenizer("abk")["input_ids"] == [37, 10]
+    weight = loaded.model.model.layers[0].mlp.down_proj.weight
+    assert weight.dtype == torch.float32 and float(weight.detach().std()) == pytest.approx(1.0, rel=0.1)
+    loaded.model.save_pretrained(tmp_path / "plain")
+    assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    kept = load_model(str(tmp_path / "plain")).model.model.layers[0].mlp.down_proj.weight
+    assert torch.equal(kept, weight)
+
+
+def test_without_its_package_a_gguf_file_is_refused_with_what_to_install(tmp_path, monkeypatch):
+    file = write_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ImportError, match=r"pip install 'gblr\[hf\]'"):
+        load_model(file)

@@ -1,9 +1,12 @@
 """Tiny random models of transformers with a tokenizer of a few words, written as Hugging Face writes them."""
 
 import random
+import string
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
@@ -82,3 +85,29 @@ def write_image_classifier(folder: Path, num_labels: int = 3, **config: Any) -> 
 def write_image_encoder(folder: Path) -> str:
     torch.manual_seed(0)
     return write(folder, ViTModel(ViTConfig(**_VIT)))
+
+
+def write_gguf(file: Path) -> str:
+    """A language model as llama.cpp keeps it: matrices in blocks of 8 bits, norms in full, a tokenizer inside."""
+    writer, generator = gguf.GGUFWriter(str(file), "llama"), np.random.default_rng(0)
+    sizes = {"block_count": 1, "embedding_length": 32, "feed_forward_length": 64, "head_count": 2, "head_count_kv": 2}
+    for name, value in {**sizes, "context_length": 128, "rope_dimension_count": 16, "vocab_size": 40}.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*string.ascii_letters[:37], "ab", "cd", "<|endoftext|>"])
+    writer.add_token_merges(["a b", "c d"])
+    writer.add_eos_token_id(39)
+    writer.add_bos_token_id(39)
+    square, wide = ("attn_q", "attn_k", "attn_v", "attn_output"), {"ffn_gate": 64, "ffn_up": 64}
+    shapes = {f"blk.0.{name}": (wide.get(name, 32), 32) for name in (*square, *wide)} | {"blk.0.ffn_down": (32, 64)}
+    for name, shape in (shapes | {"token_embd": (40, 32)}).items():
+        values = gguf.quantize(generator.standard_normal(shape, np.float32), gguf.GGMLQuantizationType.Q8_0)
+        writer.add_tensor(f"{name}.weight", values, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(file)

@@ -1,4 +1,4 @@
-"""Models of transformers, from a directory or the hub, with their tokenizer and the settings of their images."""
+"""Models of transformers, from a directory, a .gguf file or the hub, with tokenizer and settings of their images."""
 
 import importlib
 import json
@@ -28,8 +28,10 @@ def load_hugging_face(source: str, task: str | None, dtype: torch.dtype | None) 
         raise ValueError(f"`task` must be one of {', '.join(_AUTO_CLASSES)}; got {task!r}.")
     place = _place(source)
     transformers = _transformers()
-    config = _config(transformers, place, source)
-    model, absent = _weights(transformers, place, _class(transformers, config, task, source), dtype, source)
+    more = _file_in(place)
+    task = task or ("text-generation" if more else None)
+    config = _config(transformers, place, source, more)
+    model, absent = _weights(transformers, place, _class(transformers, config, task, source), dtype, source, more)
     loaded = describe(model, source, place)
     if absent:
         loaded.note = f"{len(absent)} weights are not in {source} and random, {absent[0]} among them"
@@ -91,6 +93,8 @@ def _image_settings(place: str | None) -> dict[str, Any]:
 
 
 def _tokenizer(place: str | None) -> Any | None:
+    if place is not None and (more := _file_in(place)):
+        return _transformers().AutoTokenizer.from_pretrained(Path(place).parent, **more)
     if place is None or (Path(place).is_dir() and not any(any(Path(place).glob(name)) for name in _TOKENIZER_FILES)):
         return None  # transformers would make an empty one of the config alone
     try:
@@ -115,8 +119,11 @@ def _max_length(config: Any, tokenizer: Any | None) -> int | None:
 
 
 def _place(source: str) -> str:
-    """The directory, or the id if nothing of that name is on disk."""
+    """The directory, the .gguf file, or the id if nothing of that name is on disk."""
     path = Path(source).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        _check_gguf(source)
+        return str(path)
     if path.is_dir():
         if (path / "gblr.json").is_file():
             raise ValueError(f"{source} was written by `gblr.save_pretrained`; load it by `gblr.from_pretrained`.")
@@ -129,15 +136,27 @@ def _place(source: str) -> str:
         return str(path)
     if path.exists():
         raise ValueError(
-            f"{source} is a file. Give the directory of a Hugging Face model, or python:module:function for code of "
-            "yours that reads the file."
+            f"{source} is a file. Give the directory of a Hugging Face model, a .gguf file, or python:module:function "
+            "for code of yours that reads the file."
         )
     if not _HUB_ID.fullmatch(source):
         raise FileNotFoundError(
-            f"there is no directory {source}. A model is a directory or id of Hugging Face, timm:NAME, "
+            f"there is no directory {source}. A model is a directory or id of Hugging Face, a .gguf file, timm:NAME, "
             "python:module:function, or vit:digits."
         )
     return source
+
+
+def _file_in(place: str) -> dict[str, str]:
+    """The option that makes transformers read a .gguf file of a directory; its weights come back in full precision."""
+    return {"gguf_file": Path(place).name} if place.endswith(".gguf") else {}
+
+
+def _check_gguf(source: str) -> None:
+    try:
+        importlib.import_module("gguf")
+    except ImportError as error:
+        raise ImportError(f"{source} is read with the package gguf: pip install 'gblr[hf]'.") from error
 
 
 def _transformers() -> Any:
@@ -147,16 +166,16 @@ def _transformers() -> Any:
         raise ImportError("models of Hugging Face need transformers: pip install 'gblr[hf]'.") from error
 
 
-def _config(transformers: Any, place: str, source: str) -> Any:
+def _config(transformers: Any, place: str, source: str, more: dict[str, str]) -> Any:
     try:
-        return transformers.AutoConfig.from_pretrained(place)
+        return transformers.AutoConfig.from_pretrained(Path(place).parent if more else place, **more)
     except (OSError, ValueError, KeyError) as error:
         raise _unreachable(source, error) from error
 
 
 def _unreachable(source: str, error: Exception) -> OSError:
     reason = str(error).strip().splitlines()[0].rstrip(".")
-    if Path(source).expanduser().is_dir():
+    if Path(source).expanduser().exists():
         return OSError(f"{source} cannot be read as a model of transformers: {reason}.")
     offline = any(os.environ.get(name, "0") not in ("0", "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     where = "in the local cache (HF_HUB_OFFLINE is set)" if offline else "on the Hugging Face hub"
@@ -182,11 +201,23 @@ def _class(transformers: Any, config: Any, task: str | None, source: str) -> Any
 
 
 def _weights(
-    transformers: Any, place: str, cls: Any, dtype: torch.dtype | None, source: str
+    transformers: Any, place: str, cls: Any, dtype: torch.dtype | None, source: str, more: dict[str, str]
 ) -> tuple[nn.Module, list[str]]:
     """The model, and the names of weights that the files lack."""
+    folder = Path(place).parent if more else place
+    kept = dtype or (torch.float32 if more else "auto")
     try:
-        model, info = cls.from_pretrained(place, dtype=dtype or "auto", output_loading_info=True)
+        model, info = cls.from_pretrained(folder, dtype=kept, output_loading_info=True, **more)
     except OSError as error:
         raise _unreachable(source, error) from error
+    if more:
+        _forget_quantization(model)
     return model, sorted(info["missing_keys"])
+
+
+def _forget_quantization(model: Any) -> None:
+    """What the .gguf file had: the weights here are plain, and are saved so."""
+    for owner, name in ((model.config, "quantization_config"), (model, "hf_quantizer"), (model, "quantization_method")):
+        if name in vars(owner):
+            delattr(owner, name)
+    model.is_quantized = False

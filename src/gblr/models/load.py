@@ -23,7 +23,8 @@ _DIGITS: dict[str, Any] = {
 
 
 def load_model(source: str, *, task: str | None = None, dtype: torch.dtype | None = None) -> LoadedModel:
-    """Loads `source`: a directory or id of Hugging Face, `timm:NAME`, `python:module:function`, or `vit:digits`.
+    """Loads `source`: a directory or id of Hugging Face, a .gguf file, `timm:NAME`, `python:module:function`, or
+    `vit:digits`.
 
     A Hugging Face model gets the class that its config names; `task` ("text-generation", "text-classification",
     "image-classification" or "feature-extraction") overrules it. `dtype` casts the weights, which else stay as stored.
