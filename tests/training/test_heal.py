@@ -136,6 +136,29 @@ def test_padded_positions_do_not_count():
         torch.testing.assert_close(loss(model, batch), first)
 
 
+def test_dropout_is_off_while_the_model_learns_from_its_teacher():
+    teacher = converted.bert()
+    teacher.config.attention_probs_dropout_prob = teacher.config.hidden_dropout_prob = 0.5
+    teacher = type(teacher)(teacher.config).eval()
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.4))
+    losses = [float(distillation_loss(teacher)(model.train(), tokens(1)[0]).detach()) for _ in range(2)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("structure", ["frozen", "free"])
+def test_a_layer_that_was_given_nothing_stays_so(structure):
+    teacher, batches = converted.llama(), tokens(2)
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.GaudiConfig(0.4, block_rank=4, steps=2))
+    first, layer = next(iter(structured_layers(model).items()))
+    with torch.no_grad():
+        layer.width_frac.zero_()
+    gblr.heal_(model, teacher, batches, structure=structure)
+    found = mults(model)
+    assert found[first] == 0 and all(value for name, value in found.items() if name != first)
+
+
 def test_an_interrupted_refit_continues(tmp_path, monkeypatch):
     teacher, batches = sharpened(converted.bert()), tokens(2)
 

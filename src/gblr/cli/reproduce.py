@@ -20,6 +20,10 @@ RECIPES = {
     "imagenet-vit-scratch": ("gblr.experiments.imagenet_vit_scratch", "ViT-Base on ImageNet (Tables 2 to 4)"),
     "imagenet-vit-finetune": ("gblr.experiments.imagenet_vit_finetune", "ViT-Base, fine-tuned on ImageNet (Fig. 4)"),
     "imagenet-resnet18": ("gblr.experiments.imagenet_resnet18", "ResNet-18 on ImageNet (Table 5)"),
+    "smollm2-wikitext": ("gblr.experiments.smollm2_wikitext", "a trained language model, tuned or not (Table 1)"),
+    "gpt2-imdb": ("gblr.experiments.gpt2_imdb", "a GPT-2 on film reviews, from scratch and from dense"),
+    "minilm-stsb": ("gblr.experiments.minilm_stsb", "a sentence encoder, with and without training"),
+    "gpt2-wikitext103": ("gblr.experiments.gpt2_wikitext103", "GPT-2 in the paper's own setting (Table 1)"),
 }
 
 

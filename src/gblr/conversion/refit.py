@@ -293,6 +293,8 @@ class _NoConfig(Config):
 
 
 def _fit(matrix: StructuredMatrix, layer: Any, goal: Tensor, gram: Tensor, structure: Freedom) -> StructuredMatrix:
+    if not matrix.num_mults:
+        return matrix  # a layer that was given nothing stays so
     with few_threads(goal):
         if isinstance(matrix, GBLRMatrix) and (structure == "frozen" or not isinstance(layer, GaudiModule)):
             return _with_new_contents(matrix, goal, gram)
@@ -301,8 +303,6 @@ def _fit(matrix: StructuredMatrix, layer: Any, goal: Tensor, gram: Tensor, struc
 
 
 def _with_new_contents(matrix: GBLRMatrix, goal: Tensor, gram: Tensor) -> GBLRMatrix:
-    if not matrix.num_blocks:
-        return matrix
     s = matrix.structure
     sides = [side.long()[None] for side in (s.row_location, s.row_width, s.col_location, s.col_width)]
     blocks = Blocks(matrix.u.float()[None], matrix.v.float()[None], *sides)

@@ -9,6 +9,7 @@ cost and learn down to theirs, as from scratch.
 """
 
 import sys
+from typing import Any
 
 from gblr.experiments.comparisons import comparison, rate_trials
 from gblr.experiments.run import BASELINES, DENSE, Kind, Recipe, Run
@@ -16,7 +17,7 @@ from gblr.experiments.vision import main
 
 COSTS = (0.5, 0.4, 0.3, 0.2)
 RATES = (1e-4, 3e-4, 1e-3)
-COMMON = {
+COMMON: dict[str, Any] = {
     "source": "cifar10-vit/vit384-dense-seed0", "calibration": 512, "epochs": 20, "warmup_epochs": 1.0, "lr": 3e-4,
 }  # fmt: skip
 _FITTED = (("start_cost", None), ("sigma", None), ("structure_lr", 1e-3), ("budget_start", 0.0))

@@ -34,7 +34,7 @@ _FACTORS: dict[type[StructuredMatrix], dict[str, float]] = {
 
 
 def structure_(
-    model: nn.Module, run: StructuredRun, where: Filter, example: Tensor, calibration: Iterable[Tensor] | None = None
+    model: nn.Module, run: StructuredRun, where: Filter, example: Tensor, calibration: Iterable[Any] | None = None
 ) -> float:
     """Converts the layers that `where` chooses as `run` says, and returns what they may cost; dense stays as it is.
 

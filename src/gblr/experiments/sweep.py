@@ -104,7 +104,7 @@ def perform(recipe: Recipe, field: Field, name: str, run: Any, task: Any, store:
     head |= {"commit": os.environ.get("GBLR_COMMIT", ""), "device": _device_name(place.device)}
     head |= {"torch": torch.__version__} | ({"rate_trials": trials} if trials else {})
     record = head | result.record
-    if run.method == "dense" and not run.held_out:
+    if run.method == "dense" and not run.held_out and not run.source:  # others may start from it
         store.save_model(name, result.model.state_dict())
     if result.blocks and run.seed == 0:
         store.save_blocks(name, result.blocks)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gblr.atomic import write_json
 from gblr.conversion.calibrate import batch_call, padding_of
@@ -136,11 +137,14 @@ def _distill(
 def distillation_loss(
     teacher: nn.Module, match: Match = "auto", temperature: float = 1.0
 ) -> Callable[[nn.Module, Any], Tensor]:
-    """A loss for `gblr.train`: how far the model's outputs on a batch are from the teacher's."""
+    """A loss for `gblr.train`: how far the model's outputs on a batch are from the teacher's. Dropout is turned off: it
+    would be an error that nothing can learn away.
+    """
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         with torch.no_grad():
             goal = batch_call(teacher, batch)
+        without_dropout(model)
         found = batch_call(model, batch)
         kind = match if match != "auto" else ("logits" if getattr(goal, "logits", None) is not None else "hidden")
         goal, found = _output(goal, kind), _output(found, kind)
@@ -156,6 +160,15 @@ def distillation_loss(
         return divergence * temperature**2
 
     return loss
+
+
+def without_dropout(model: nn.Module) -> None:
+    """All as in evaluation but the layers of gblr, and batch norms, whose statistics follow the compressed model.
+    Attention has a dropout of its own besides the modules for it, so that looking for these is not enough.
+    """
+    for module in model.modules():
+        if type(module).__module__.split(".")[0] != "gblr" and not isinstance(module, _BatchNorm):
+            module.training = False
 
 
 def _output(output: Any, kind: str) -> Tensor:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from gblr.data.tokens import TextSet
 from gblr.progress import progress
+from gblr.training.heal import without_dropout
 from gblr.workflows.task import Request, Samples, Task, call, device_of, main_output
 
 _EVAL_BATCH = 32
@@ -42,7 +43,7 @@ class DenseOutputs:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-        _without_dropout(model)
+        without_dropout(model)
         found = main_output(call(model, inputs))
         if device_of(self.dense) != found.device:
             self.dense.to(found.device)
@@ -50,13 +51,6 @@ class DenseOutputs:
             wanted = main_output(call(self.dense, inputs))
         mask = _mask(inputs, wanted)
         return relative_error(found.float(), wanted.float(), mask)
-
-
-def _without_dropout(model: nn.Module) -> None:
-    """All but the layers of gblr as in evaluation; attention has a dropout of its own besides the modules for it."""
-    for module in model.modules():
-        if type(module).__module__.split(".")[0] != "gblr":
-            module.training = False
 
 
 def relative_error(

@@ -1,0 +1,56 @@
+"""Runs on text as plain values."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gblr.conversion.refit import Freedom
+from gblr.experiments.run import Kind, Method, StructuredRun
+from gblr.fitting.config import GaudiInit
+
+Aim = Literal["data", "teacher"]
+
+
+@dataclass(frozen=True)
+class TextRun(StructuredRun):
+    """A model with trained weights, converted, and then refitted and trained, or not. What stands here decides its
+    result.
+
+    `calibration` counts samples whose inputs weigh the errors of the fit. `refit` then takes layer after layer once
+    more, each on the inputs that the compressed model gives it. `epochs` of training follow: towards the `data`, or
+    towards the outputs of the dense model, the `teacher`. `structure` is free to move in both, or frozen.
+    """
+
+    source: str = "weights"
+    init: GaudiInit = "correlation"
+    start_cost: float | None = None
+    budget_start: float = 0.0
+    sigma: tuple[float, float] | None = None
+    structure_lr: float = 1e-3
+    refit: bool = False
+    structure: Freedom = "free"
+    aim: Aim = "data"
+    epochs: float = 0.0
+    batch_size: int = 16
+    lr: float = 3e-4
+    weight_decay: float = 0.01
+    warmup: float = 0.05  # of the steps
+    clip: float = 1.0
+
+    @property
+    def fit(self) -> dict[str, Any]:
+        """What decides the model before any training: runs that agree in this share it."""
+        names = (
+            "model", "method", "relative_cost", "block_rank", "init", "source", "scope", "allocation", "calibration",
+            "start_cost", "refit", "structure", "seed",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+
+def trained(model: str, one: Kind, suffix: str, aim: Aim) -> Kind:
+    """That kind, trained further; it waits for the run without training, which leaves its fit."""
+    after = (("after", f"{model}-{one.label}-[0-9]*-seed0"),) if dict(one.options).get("refit") else ()
+    return Kind(f"{one.label}-{suffix}", one.method, (*one.options, ("aim", aim), *after))
+
+
+def kind(label: str, method: Method, **options: Any) -> Kind:
+    return Kind(label, method, tuple(options.items()))
