@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from language_tables import LANGUAGE_COMMANDS, LANGUAGE_TABLES
 from table_text import Record, cell, markdown_table
 from vision_tables import VISION_COMMANDS, VISION_TABLES
 
@@ -315,6 +316,7 @@ TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("cpu.json", "floors"): all_rows(CPU_FLOORS, num_left=1),
     ("cpu.json", "models"): cpu_models,
     **VISION_TABLES,
+    **LANGUAGE_TABLES,
 }
 COMMANDS = {
     "masks.json": "python benchmarks/bench_masks.py --out docs/results/masks.json",
@@ -329,6 +331,7 @@ COMMANDS = {
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
     "onnx.json": "python benchmarks/bench_onnx.py --out docs/results/onnx.json",
     **VISION_COMMANDS,
+    **LANGUAGE_COMMANDS,
 }
 
 

@@ -108,7 +108,7 @@ class Outside:
         for number, block in enumerate(blocks):
             block.forward = lambda *args, number=number, **kwargs: forward(number, args, kwargs)
         try:
-            with torch.no_grad(), self._weights_on_demand(), _without_cache(self.model):
+            with torch.no_grad(), self._weights_on_demand(), without_cache(self.model):
                 batch_call(self.model, batch)
         except _Enough:
             pass
@@ -146,9 +146,9 @@ class Outside:
 
 
 @contextmanager
-def _without_cache(model: Any) -> Iterator[None]:
-    """Blocks would be given a store of keys and values, which cannot be kept on disk."""
-    before = getattr(model.config, "use_cache", None)
+def without_cache(model: Any) -> Iterator[None]:
+    """Blocks would be given a store of keys and values, which cannot be kept, and which grows with every call."""
+    before = getattr(getattr(model, "config", None), "use_cache", None)
     if before:
         model.config.use_cache = False
     try:

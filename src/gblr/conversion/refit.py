@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gblr.conversion.block_runs import BlockRuns
 from gblr.conversion.calibrate import batch_call, input_vectors, padding_of
 from gblr.conversion.convert import build_layer
 from gblr.conversion.measure import undisturbed
@@ -100,6 +101,7 @@ def refit_layers_(
 
     `structure="frozen"` keeps the blocks of GBLR layers where they are and fits their contents; `"free"` fits all
     anew at the layer's present cost, as it always does for other formats. No layer becomes worse on these inputs.
+    Models that are a chain of blocks are run block by block, with the hidden states of all batches in memory, twice.
     Layers named in `skip` stay; `on_done` is called with those that were given the same input, as they are done.
     Masks of Gaudi layers are folded into their contents first; they are sharp (sigma infinite) afterwards.
     """
@@ -107,9 +109,11 @@ def refit_layers_(
         sets = [[name for name in names if name not in skip] for names in _in_order(model, batches)]
         sets = [names for names in sets if names]
         found: list[Refitted] = []
-        with progress(f"refitting {sum(map(len, sets))} layers", len(sets) * len(batches)) as tick:
+        every = [name for names in sets for name in names]
+        runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every)
+        with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
-                statistics = _collect(model, teacher, names, batches, tick)
+                statistics = _collect(*runs, names, tick)
                 found += [_refit_layer(model, teacher, name, statistics[name], structure) for name in names]
                 on_done(found[-len(names) :])
         return found
@@ -147,13 +151,15 @@ def _in_order(model: nn.Module, batches: Sequence[Any]) -> list[list[str]]:
 
 
 def _collect(
-    model: nn.Module, teacher: nn.Module, names: Sequence[str], batches: Sequence[Any], tick: Callable[[], None]
+    model: BlockRuns, teacher: BlockRuns, names: Sequence[str], tick: Callable[[], None]
 ) -> dict[str, _Statistics]:
     """Inputs from the model as it is now, outputs from its teacher."""
     found: dict[str, _Statistics] = {}
-    for batch in batches:
-        outputs = dict(_outputs(teacher, names, batch))
-        for name, x in _inputs(model, names, batch):
+    for runs in (model, teacher):
+        runs.go_to(names[0])
+    for number in range(len(model.batches)):
+        outputs = dict(_outputs(teacher, names, number))
+        for name, x in _inputs(model, names, number):
             y = outputs[name]
             if name not in found:
                 found[name] = _Statistics.zeros(x.shape[1], y.shape[1], x.device)
@@ -162,37 +168,37 @@ def _collect(
     return found
 
 
-def _inputs(model: nn.Module, names: Sequence[str], batch: Any) -> Iterator[tuple[str, Tensor]]:
+def _inputs(model: BlockRuns, names: Sequence[str], number: int) -> Iterator[tuple[str, Tensor]]:
     kept: dict[str, Tensor] = {}
+    padding = padding_of(model.batches[number])
 
     def keep(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         geometry = getattr(module, "geometry", None)
-        kept.setdefault(
-            name, input_vectors(args[0] if args else next(iter(kwargs.values())), geometry, padding_of(batch))
-        )
+        kept.setdefault(name, input_vectors(args[0] if args else next(iter(kwargs.values())), geometry, padding))
         if len(kept) == len(names):
             raise _Reached
 
-    _run(model, names, batch, lambda module, hook: module.register_forward_pre_hook(hook, with_kwargs=True), keep)
+    _run(model, names, number, lambda module, hook: module.register_forward_pre_hook(hook, with_kwargs=True), keep)
     return iter(kept.items())
 
 
-def _outputs(teacher: nn.Module, names: Sequence[str], batch: Any) -> Iterator[tuple[str, Tensor]]:
+def _outputs(teacher: BlockRuns, names: Sequence[str], number: int) -> Iterator[tuple[str, Tensor]]:
     kept: dict[str, Tensor] = {}
+    padding = padding_of(teacher.batches[number])
 
     def keep(name: str, module: nn.Module, args: Any, output: Tensor) -> None:
         if isinstance(module, nn.Conv2d):
             kept.setdefault(name, output.flatten(2).mT.reshape(-1, output.shape[1]).float())
         else:
-            kept.setdefault(name, input_vectors(output, None, padding_of(batch)))
+            kept.setdefault(name, input_vectors(output, None, padding))
         if len(kept) == len(names):
             raise _Reached
 
-    _run(teacher, names, batch, lambda module, hook: module.register_forward_hook(hook), keep)
+    _run(teacher, names, number, lambda module, hook: module.register_forward_hook(hook), keep)
     return iter(kept.items())
 
 
-def _run(model: nn.Module, names: Sequence[str], batch: Any, register: Any, keep: Any) -> None:
+def _run(runs: BlockRuns, names: Sequence[str], number: int, register: Any, keep: Any) -> None:
     """Runs the model until all layers of that name were met."""
     with ExitStack() as stack:
         for name in names:
@@ -200,9 +206,9 @@ def _run(model: nn.Module, names: Sequence[str], batch: Any, register: Any, keep
             def hook(*args: Any, name: str = name) -> None:
                 keep(name, *args)
 
-            stack.callback(register(model.get_submodule(name), hook).remove)
+            stack.callback(register(runs.model.get_submodule(name), hook).remove)
         try:
-            batch_call(model, batch)
+            runs.run(number)
         except _Reached:
             return
     raise ValueError(f"{', '.join(names)}: not every layer runs on every batch, so their outputs cannot be compared.")

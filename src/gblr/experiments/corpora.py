@@ -40,6 +40,7 @@ def load_text_task(name: str, data: Path, cache: Path, model: str) -> TextTask:
     file = cache / f"{name}-tokens.npz"
     if not file.exists():
         arrays = read(Path(data), model)
+        cache.mkdir(parents=True, exist_ok=True)
         with appearing(file) as new, new.open("wb") as stream:
             np.savez_compressed(stream, **{key: _narrow(value) for key, value in arrays.items()})  # type: ignore
     with np.load(file) as stored:
@@ -62,11 +63,11 @@ def _read_smollm2(data: Path, model: str) -> Arrays:
     """Trained on reviews and what calibration leaves of the Wikipedia sample; tested on three kinds of text."""
     tokenizer = _tokenizer("smollm2", model)
     wikipedia = _packed(_texts(data, "wikipedia-articles-sample"), tokenizer, _LENGTH)
-    left = _TRAIN - (len(wikipedia) - _CALIBRATION)
-    reviews = _packed(_shuffled(_reviews(data, "train", "unsupervised")), tokenizer, _LENGTH, left)
+    articles = wikipedia[_CALIBRATION : _CALIBRATION + _TRAIN // 2]
+    reviews = _shuffled(_reviews(data, "train", "unsupervised"))
     return {
         "inputs": wikipedia[:_CALIBRATION].numpy(),
-        "train": torch.cat([wikipedia[_CALIBRATION:], reviews]).numpy(),
+        "train": torch.cat([articles, _packed(reviews, tokenizer, _LENGTH, _TRAIN - len(articles))]).numpy(),
         "test wikitext2": _packed(_texts(data, "wikitext-2-raw-test.raw"), tokenizer, _LENGTH, _TESTED).numpy(),
         "test c4": _packed(_texts(data, "c4-sample"), tokenizer, _LENGTH, _TESTED).numpy(),
         "test imdb": _packed(_shuffled(_reviews(data, "test")), tokenizer, _LENGTH, _TESTED).numpy(),
@@ -156,11 +157,16 @@ def _tokenizer(name: str, model: str) -> Any:
 
 
 def _trained_tokenizer(texts: list[str]) -> Any:
-    tokenizers = importlib.import_module("tokenizers")
+    tokenizers: Any = importlib.import_module("tokenizers")
     transformers = importlib.import_module("transformers")
-    bpe = tokenizers.ByteLevelBPETokenizer()
-    bpe.train_from_iterable(texts, _VOCABULARY, special_tokens=["<|endoftext|>"], show_progress=False)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|endoftext|>")
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=_VOCABULARY, special_tokens=["<|endoftext|>"], show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    bpe.train_from_iterator(texts, trainer)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>")
 
 
 # -- sentences ---------------------------------------------------------------------------------------------------------

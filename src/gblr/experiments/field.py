@@ -72,8 +72,8 @@ class Field(abc.ABC):
         """The same run in a second or two, for smoke tests and checks."""
 
     @abc.abstractmethod
-    def kind(self, run: Any) -> Hashable:
-        """Smoke tests make one run of each kind."""
+    def features(self, run: Any) -> set[Hashable]:
+        """Smoke tests make the first run that has a feature, for all of them."""
 
     @abc.abstractmethod
     def make(self, run: Any, task: Any, place: Place) -> Result:

@@ -27,15 +27,16 @@ class Language(Field):
     def smoke_task(self, recipe: Recipe) -> TextTask:
         return generated_sentences() if recipe.data == "stsb" else generated_windows()
 
-    def tiny(self, run: TextRun, epochs: int = 2) -> TextRun:
+    def tiny(self, run: TextRun, epochs: int = 1) -> TextRun:
         return replace(
             run, epochs=min(run.epochs, epochs), batch_size=min(run.batch_size, 8),
             calibration=min(run.calibration, 16), held_out=min(run.held_out, 16),
         )  # fmt: skip
 
-    def kind(self, run: TextRun) -> Hashable:
-        how = run.calibration > 0, run.refit, run.aim, run.epochs > 0, run.source, run.start_cost
-        return run.method, run.block_rank, run.init, run.allocation, *how
+    def features(self, run: TextRun) -> set[Hashable]:
+        found: set[Hashable] = {(run.method, run.block_rank), (run.source, run.init, run.start_cost, run.method)}
+        found |= {run.allocation, run.calibration > 0, run.refit}
+        return found | ({(run.aim, run.method == "gaudi")} if run.epochs else set())
 
     def make(self, run: TextRun, task: TextTask, place: Place) -> Result:
         return make(run, task, place)

@@ -53,14 +53,19 @@ def main() -> int:
 
 def publish(recipe: Recipe, runs: Path, docs: Path) -> bool:
     """The result file of a recipe, and its picture; False if it has no results."""
-    store = Store(runs / recipe.place)
-    records = [store.read(name) for name in recipe.runs(_MOST_SEEDS) if store.has(name)]
+    records = stored_runs(recipe, runs)
     if not records:
         return False
     rows = [row_of(record) for record in records]
-    write(docs / "results" / f"{recipe.name}.json", _head(recipe, records), rows)
+    write(docs / "results" / f"{recipe.name}.json", head_of(recipe, records), rows)
     draw(recipe, [row for row in rows if not row["trial"]], docs / "images")
     return True
+
+
+def stored_runs(recipe: Recipe, runs: Path) -> list[Record]:
+    """Results that are there, of as many seeds as there are, in the order of the recipe."""
+    store = Store(runs / recipe.place)
+    return [store.read(name) for name in recipe.runs(_MOST_SEEDS) if store.has(name)]
 
 
 def row_of(record: Record) -> Record:
@@ -83,7 +88,7 @@ def kind_of(record: Record) -> str:
     return re.sub(r"(-lr[\de.-]+|(-[\d.]+)?-seed\d+)$", "", name)
 
 
-def _head(recipe: Recipe, records: list[Record]) -> Record:
+def head_of(recipe: Recipe, records: list[Record]) -> Record:
     device, torch = (Counter(record[key] for record in records).most_common(1)[0][0] for key in ("device", "torch"))
     head = {"command": f"gblr reproduce {recipe.name} --data DIR", "what": recipe.what, "device": device}
     return head | {"torch": torch}
@@ -104,7 +109,7 @@ def analyse(runs: Path, docs: Path) -> bool:
         if record["config"]["method"] == "gaudi":
             row |= {"by_type": record["by_type"]} | ({"layers": record["layers"]} if record["seed"] == 0 else {})
         rows.append(row)
-    write(docs / "results" / f"{recipe.name}.json", _head(recipe, records), rows)
+    write(docs / "results" / f"{recipe.name}.json", head_of(recipe, records), rows)
     for record in records:
         if (blocks := store.load_blocks(record["name"])) is not None:
             draw_masks(record, blocks, docs / "images")
@@ -145,7 +150,7 @@ def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
         for kind in dict.fromkeys(row["kind"] for row in mine if row["method"] != "dense"):
             points = sorted(
                 (statistics.fmean(row[key] for row in group), *mean_and_spread([row["accuracy"] for row in group]))
-                for group in _by_cost([row for row in mine if row["kind"] == kind])
+                for group in by_cost([row for row in mine if row["kind"] == kind])
             )
             lines.append(Line(kind, *(list(column) for column in zip(*points, strict=True))))
         dense = [row["accuracy"] for row in mine if row["method"] == "dense"]
@@ -155,7 +160,7 @@ def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
             save(figure, images / f"vision-{recipe.name}-{model}.png")
 
 
-def _by_cost(rows: list[Record]) -> list[list[Record]]:
+def by_cost(rows: list[Record]) -> list[list[Record]]:
     groups: dict[float, list[Record]] = {}
     for row in rows:
         groups.setdefault(row["relative_cost"], []).append(row)

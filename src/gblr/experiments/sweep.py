@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -232,11 +232,15 @@ class Sweep:
 
 
 def smoke_runs(runs: dict[str, Any], field: Field) -> dict[str, Any]:
-    """The first of each kind, tiny; and one trial of a learning rate, if there are any."""
-    kinds: dict[Any, str] = {}
+    """The first with each feature, tiny; and one trial of a learning rate, if there are any."""
+    seen: set[Hashable] = set()
+    found = {}
     for name, run in runs.items():
-        kinds.setdefault("trial" if run.held_out else field.kind(run), name)
-    return {name: field.tiny(runs[name]) for name in kinds.values()}
+        features = {"trial"} if run.held_out else field.features(run)
+        if not features <= seen:
+            found[name] = field.tiny(run)
+        seen |= features
+    return found
 
 
 def smoke(recipe: Recipe, field: Field, runs: dict[str, Any], out: Path) -> int:

@@ -81,26 +81,25 @@ def time_limit(deadline: float) -> Iterator[None]:
 def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: TextTask, place: Place) -> Record:
     """Converts in place, and refits. Runs that differ in their training alone share this: the first keeps it."""
     if run.method == "dense":
-        return {"target": 1.0, "dense": task.judge(model) if run.source else None}
+        return {"target": 1.0}
     folder = None if place.state is None or not run.source else place.state.parent / "fits" / _key(run)
     if folder is not None and (folder / "record.json").exists():
         load_(model, folder)
         model.to(place.device)
-        kept: Record = json.loads((folder / "record.json").read_text())
-        return kept if not run.held_out else kept | _judged_again(kept, model, task)
-    record: Record = {"dense": task.judge(model) if run.source else None}
+        return json.loads((folder / "record.json").read_text())
+    record: Record = {}
     calibration = task.calibration(run.calibration) if run.calibration else None
     begin = time.perf_counter()
     record["target"] = structure_(model, run, TEXT_MODELS[run.model].where, task.example, calibration)
     record["fit_seconds"] = time.perf_counter() - begin
     if run.source:
-        record["fitted"] = task.judge(model)
+        record["fitted"] = task.judge(model, all_metrics=False)
         place.say(f"fitted in {record['fit_seconds']:.0f} s: {_told(record['fitted'])}")
     if run.refit:
         assert teacher is not None
         begin = time.perf_counter()
         refit_layers_(model, teacher, task.calibration(run.calibration), run.structure)
-        record |= {"refit_seconds": time.perf_counter() - begin, "refitted": task.judge(model)}
+        record |= {"refit_seconds": time.perf_counter() - begin, "refitted": task.judge(model, all_metrics=False)}
         place.say(f"refitted in {record['refit_seconds']:.0f} s: {_told(record['refitted'])}")
     if folder is not None and not run.held_out:
         save_pretrained(model, folder)
@@ -110,11 +109,6 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
 
 def _key(run: TextRun) -> str:
     return hashlib.sha256(json.dumps(run.fit, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _judged_again(kept: Record, model: nn.Module, task: TextTask) -> Record:
-    """A trial is judged on other samples than the run that left its fit."""
-    return {"dense": None, "fitted": None} | {"refitted" if "refitted" in kept else "fitted": task.judge(model)}
 
 
 def _told(metrics: dict[str, float]) -> str:

@@ -55,7 +55,8 @@ class TextTask(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def judge(self, model: nn.Module) -> dict[str, float]: ...
+    def judge(self, model: nn.Module, all_metrics: bool = True) -> dict[str, float]:
+        """Without `all_metrics`, what counts most alone."""
 
     @property
     @abc.abstractmethod
@@ -104,9 +105,10 @@ class WindowTask(TextTask):
     def training(self, run: TextRun) -> "WindowBatches":
         return WindowBatches(self.train, run.batch_size, run.seed, with_labels=run.aim == "data")
 
-    def judge(self, model: nn.Module) -> dict[str, float]:
+    def judge(self, model: nn.Module, all_metrics: bool = True) -> dict[str, float]:
+        names = list(self.tests) if all_metrics else [self.metric]
         with undisturbed(model):
-            return {name: perplexity(model, Windows(windows.long())) for name, windows in self.tests.items()}
+            return {name: perplexity(model, Windows(self.tests[name].long())) for name in names}
 
     @property
     def example(self) -> Int[Tensor, "1 length"]:
@@ -230,7 +232,7 @@ class SentenceTask(TextTask):
     def loss(self) -> Loss:
         return similarity_loss
 
-    def judge(self, model: nn.Module) -> dict[str, float]:
+    def judge(self, model: nn.Module, all_metrics: bool = True) -> dict[str, float]:
         with undisturbed(model), torch.no_grad():
             first, second = (self._embedded(model, side) for side in (self.test.first, self.test.second))
             return {"spearman": spearman(functional.cosine_similarity(first, second), self.test.scores.double())}

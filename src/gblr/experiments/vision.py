@@ -32,8 +32,8 @@ class Vision(Field):
     def tiny(self, run: Run, epochs: int = 2) -> Run:
         return tiny_run(run, epochs)
 
-    def kind(self, run: Run) -> Hashable:
-        return run.method, run.block_rank, run.budget, run.init, run.allocation, run.start_cost, run.weights
+    def features(self, run: Run) -> set[Hashable]:
+        return {(run.method, run.block_rank, run.budget, run.init, run.allocation, run.start_cost, run.weights)}
 
     def make(self, run: Run, task: Task, place: Place) -> Result:
         sources = Sources(place.results, place.weights)

@@ -28,8 +28,16 @@ class Line:
     spread: Sequence[float]
 
 
-def draw_against_cost(lines: Sequence[Line], dense: tuple[float, float] | None, measure: str, title: str) -> Figure:
-    """`dense` is the mean and the spread at cost 1, drawn as a band across."""
+def draw_against_cost(
+    lines: Sequence[Line],
+    dense: tuple[float, float] | None,
+    measure: str,
+    title: str,
+    higher_is_better: bool = True,
+) -> Figure:
+    """`dense` is the mean and the spread at cost 1, drawn as a band across. Where less is better, bad methods may be
+    orders of magnitude away: the axis is logarithmic.
+    """
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.subplots()
     if dense is not None:
@@ -44,7 +52,9 @@ def draw_against_cost(lines: Sequence[Line], dense: tuple[float, float] | None, 
     axes.set_ylabel(measure)
     axes.grid(color=PAPER, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    if not higher_is_better:
+        axes.set_yscale("log")
+    axes.legend(frameon=False, fontsize=9, loc="lower right" if higher_is_better else "upper right")
     return figure
 
 

@@ -1,0 +1,158 @@
+"""Tables of the language experiments, from the files that `python -m gblr.experiments.publish_language` writes."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from table_text import Record, markdown_table
+from vision_tables import KINDS as VISION_KINDS
+from vision_tables import final_rows, groups
+
+KINDS = VISION_KINDS | {
+    "low-rank-plain": "low rank of the weights alone",
+    "low-rank-plain-global": "low rank of the weights alone, global ranks",
+    "low-rank": "low rank",
+    "low-rank-global": "low rank, global ranks",
+    "gblr-1-global": "GBLR, block_rank 1, global budgets",
+    "gblr-1-learned": "GBLR, block_rank 1, learned from the dense cost",
+}
+SUFFIXES = {"-distilled": "distilled", "-tuned": "tuned", "-fitted": "from dense"}
+
+
+def label(kind: str) -> str:
+    """The method in words; how it was trained has a column or a table of its own."""
+    for suffix in SUFFIXES:
+        kind = kind.removesuffix(suffix)
+    return KINDS.get(kind, kind)
+
+
+def training(kind: str) -> str:
+    return ", ".join(word for suffix, word in SUFFIXES.items() if suffix in kind) or "from scratch"
+
+
+def shown(values: Sequence[float], digits: int) -> str:
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def digits_of(row: Record) -> int:
+    return 4 if row["higher_is_better"] else 2
+
+
+def _costs(rows: Sequence[Record]) -> list[float]:
+    return sorted({row["relative_cost"] for row in rows if row["method"] != "dense"}, reverse=True)
+
+
+def untrained(record: Record) -> str:
+    """One line per method; for each cost what counts most after the fit and after the refit, and the cost reached. The
+    best of a column is bold.
+    """
+    rows = [row for row in final_rows(record) if not row["epochs"]]
+    costs = _costs(rows)
+    best = {cost: _best([row for row in rows if row["relative_cost"] == cost]) for cost in costs}
+    lines = []
+    for (kind,), mine in groups(rows, "kind").items():
+        if mine[0]["method"] == "dense":
+            value = f"{mine[0]['test'][mine[0]['metric']]:.{digits_of(mine[0])}f}"
+            lines.append(["dense", *(cell for _ in costs for cell in (value, "", "1"))])
+            continue
+        line = [label(kind)]
+        for cost in costs:
+            row = next((row for row in mine if row["relative_cost"] == cost), None)
+            line += _stages(row, best[cost]) if row else ["", "", ""]
+        lines.append(line)
+    heads = [head for cost in costs for head in (f"{cost:g}: fitted", "refitted", "cost")]
+    return markdown_table(["method", *heads], lines, 1)
+
+
+def _stages(row: Record, best: float | None) -> list[str]:
+    cells = []
+    for stage in ("fitted", "refitted"):
+        value = (row.get(stage) or {}).get(row["metric"])
+        text = "" if value is None else f"{value:.{digits_of(row)}f}"
+        cells.append(f"**{text}**" if value is not None and value == best else text)
+    return [*cells, f"{row['reached_cost']:.3f}"]
+
+
+def _best(rows: Sequence[Record]) -> float | None:
+    values = [
+        row[stage][row["metric"]] for row in rows for stage in ("fitted", "refitted")
+        if row.get(stage) and row["method"] != "dense"
+    ]  # fmt: skip
+    return (max if rows[0]["higher_is_better"] else min)(values) if values else None
+
+
+def trained(record: Record) -> str:
+    """One line per method and kind of training; what counts most at each cost, over seeds, the best bold."""
+    rows = [row for row in final_rows(record) if row["epochs"]]
+    costs = _costs(rows)
+    lines = []
+    for (kind,), mine in groups(rows, "kind").items():
+        line = [label(kind), training(kind), f"{mine[0]['lr']:g}"]
+        if mine[0]["method"] == "dense":
+            value = shown([row["test"][row["metric"]] for row in mine], digits_of(mine[0]))
+            lines.append([*line, *(value for _ in costs)])
+            continue
+        rivals = [row for row in rows if training(row["kind"]) == training(kind) and row["method"] != "dense"]
+        lines.append([*line, *(_cell(mine, rivals, cost) for cost in costs)])
+    return markdown_table(["method", "training", "lr", *(f"cost {cost:g}" for cost in costs)], lines, 2)
+
+
+def _cell(mine: Sequence[Record], rivals: Sequence[Record], cost: float) -> str:
+    found = [row for row in mine if row["relative_cost"] == cost]
+    if not found:
+        return ""
+    means = {
+        kind: statistics.fmean(row["test"][row["metric"]] for row in group)
+        for (kind,), group in groups([row for row in rivals if row["relative_cost"] == cost], "kind").items()
+    }
+    text = shown([row["test"][row["metric"]] for row in found], digits_of(found[0]))
+    best = (max if found[0]["higher_is_better"] else min)(means.values())
+    text = f"**{text}**" if len(means) > 1 and means[found[0]["kind"]] == best else text
+    return f"{text} ({statistics.fmean(row['reached_cost'] for row in found):.3f})"
+
+
+def texts(record: Record) -> str:
+    """Every run on every test text, with its cost and its size in bfloat16."""
+    rows = final_rows(record)
+    names = list(rows[0]["test"]) if rows else []
+    lines = []
+    for (kind, cost), mine in groups(rows, "kind", "relative_cost").items():
+        how = training(kind) if mine[0]["epochs"] else "none"
+        values = [shown([row["test"][name] for row in mine], digits_of(mine[0])) for name in names]
+        ends = [f"{mine[0]['reached_cost']:.3f}", f"{mine[0]['model_relative_cost']:.3f}"]
+        lines.append([label(kind), how, f"{cost:g}", *ends, *values, f"{mine[0]['size_bytes'] / 1e6:.1f}"])
+    heads = ["method", "training", "cost asked", "cost of the layers", "cost of the model"]
+    return markdown_table([*heads, *names, "MB"], lines, 2)
+
+
+def rates(record: Record) -> str:
+    """The trials that chose learning rates, on held-out training samples; the best of a line is bold."""
+    rows = [row for row in record["rows"] if row["trial"]]
+    tried = sorted({row["lr"] for row in rows})
+    lines = []
+    for (kind,), mine in groups(rows, "kind").items():
+        values = {row["lr"]: row["test"][row["metric"]] for row in mine}
+        best = (max if mine[0]["higher_is_better"] else min)(values.values())
+        cells = [f"{values[lr]:.{digits_of(mine[0])}f}" if lr in values else "" for lr in tried]
+        bold = [f"**{cell}**" if values.get(lr) == best else cell for lr, cell in zip(tried, cells, strict=True)]
+        lines.append([label(kind), training(kind), *bold])
+    return markdown_table(["method", "training", *(f"lr {lr:g}" for lr in tried)], lines, 2)
+
+
+_FILES = {
+    "smollm2-wikitext.json": "smollm2-wikitext --model FILE.gguf",
+    "gpt2-imdb.json": "gpt2-imdb",
+    "minilm-recovery.json": "minilm-stsb --model DIR",
+    "gpt2-wikitext103.json": "gpt2-wikitext103 --model DIR",
+}
+_VIEWS: dict[str, Callable[[Record], str]] = {
+    "untrained": untrained,
+    "trained": trained,
+    "texts": texts,
+    "rates": rates,
+}
+LANGUAGE_TABLES = {(file, view): table for file in _FILES for view, table in _VIEWS.items()}
+LANGUAGE_COMMANDS = {
+    file: f"gblr reproduce {options} --data DIR && python -m gblr.experiments.publish_language"
+    for file, options in _FILES.items()
+}

@@ -1,0 +1,124 @@
+"""Runs a model as far as a layer, batch by batch: block after block on hidden states that are kept, where the model is
+a plain chain of blocks; from its beginning where it is not.
+
+A refit of all layers looks at each of them in turn. From the beginning, that takes time in proportion to the square of
+the depth; from the last block on, to the depth.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor, nn
+
+from gblr.conversion.blocks import hidden_of, without_cache
+from gblr.conversion.calibrate import batch_call
+
+_PLAIN = (Tensor, bool, int, float, str, type(None))
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class BlockRuns:
+    """`go_to` a layer, then `run` batches; hooks may end a run early by raising.
+
+    `layers` are the names of those that will be gone to, in the order in which they run. Weights of blocks that were
+    passed must not change any more. Hidden states of all batches are kept, of one block.
+    """
+
+    def __init__(self, model: nn.Module, batches: Sequence[Any], layers: Sequence[str]):
+        self.model, self.batches = model, batches
+        self.blocks = _block_names(model, layers)
+        self.at: int | None = None  # the block that `run` runs; None: all of the model
+        self.next, self.calls, self.hidden = 0, [], []  # type: ignore[var-annotated]
+        if self.blocks and not self._is_chain():
+            self.blocks = []
+
+    def go_to(self, layer: str) -> None:
+        found = next((i for i, name in enumerate(self.blocks) if f"{layer}.".startswith(f"{name}.")), None)
+        self.at = found
+        if found is None:
+            return
+        if not self.calls:
+            self._record()
+        while self.next < found:
+            self.hidden = [hidden_of(self._block(self.next, number)) for number in range(len(self.batches))]
+            self.next += 1
+
+    def run(self, number: int) -> None:
+        """As much of the model as is needed for that batch."""
+        if self.at is None:
+            batch_call(self.model, self.batches[number])
+        else:
+            self._block(self.at, number)
+
+    def _block(self, block: int, number: int) -> Any:
+        args, kwargs = self.calls[number][block]
+        hidden = self.hidden[number]
+        if args:
+            return self.model.get_submodule(self.blocks[block])(hidden, *args[1:], **kwargs)
+        return self.model.get_submodule(self.blocks[block])(**{**kwargs, "hidden_states": hidden})
+
+    def _record(self) -> None:
+        for batch in self.batches:
+            seen = _seen_calls(self.model, self.blocks, batch)
+            self.hidden.append(_hidden_in(seen[0][1]))
+            self.calls.append([_without_hidden(call) for _, call, _ in seen])
+
+    def _is_chain(self) -> bool:
+        """Whether each block runs once, on what the one before gave, with nothing that remembers the call."""
+        seen = _seen_calls(self.model, self.blocks, self.batches[0])
+        if [name for name, _, _ in seen] != self.blocks or any(_hidden_in(call) is None for _, call, _ in seen):
+            return False
+        if not all(_is_plain(call) and _is_plain(output) for _, call, output in seen):
+            return False
+        given = [_hidden_in(call) for _, call, _ in seen[1:]]
+        outputs = [output for _, _, output in seen]
+        if any(not isinstance(o, Tensor) and any(isinstance(v, Tensor) for v in o[1:]) for o in outputs):
+            return False
+        return all(x is hidden_of(y) for x, y in zip(given, outputs[:-1], strict=True))
+
+
+def _block_names(model: nn.Module, layers: Sequence[str]) -> list[str]:
+    """The elements of the list that holds most of the layers; of nested lists the outer. None for a list of one."""
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+
+    def held(name: str) -> int:
+        return sum(layer.startswith(f"{name}.") for layer in layers)
+
+    best = max(lists, key=held, default=None)
+    if best is None or 2 * held(best) <= len(layers) or len(lists[best]) < 2:
+        return []
+    return [f"{best}.{i}" for i in range(len(lists[best]))]
+
+
+def _seen_calls(model: nn.Module, blocks: Sequence[str], batch: Any) -> list[tuple[str, Call, Any]]:
+    """Name, arguments and output of the blocks as they ran."""
+    seen: list[tuple[str, Call, Any]] = []
+    with ExitStack() as stack:
+        stack.enter_context(without_cache(model))
+        for name in blocks:
+
+            def hook(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+                seen.append((name, (args, kwargs), output))
+
+            stack.callback(model.get_submodule(name).register_forward_hook(hook, with_kwargs=True).remove)
+        batch_call(model, batch)
+    return seen
+
+
+def _hidden_in(call: Call) -> Any:
+    args, kwargs = call
+    found = args[0] if args else kwargs.get("hidden_states")
+    return found if isinstance(found, Tensor) else None
+
+
+def _without_hidden(call: Call) -> Call:
+    args, kwargs = call
+    return ((None, *args[1:]), kwargs) if args else (args, {k: v for k, v in kwargs.items() if k != "hidden_states"})
+
+
+def _is_plain(value: Any) -> bool:
+    """No object that a call could change, such as a store of keys and values."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return all(map(_is_plain, value.values())) if isinstance(value, dict) else isinstance(value, _PLAIN)

@@ -1,0 +1,135 @@
+"""Blocks run one after the other on kept hidden states: the same as the whole model, for every kind of model."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+import gblr
+from gblr.conversion.block_runs import BlockRuns
+from gblr.conversion.refit import refit_layers_, structured_layers
+
+
+def ids(number):
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(0, 50, (2, 8), generator=generator)
+
+
+def padded(number):
+    mask = torch.ones(2, 8, dtype=torch.long)
+    mask[0, 5:] = 0
+    return {"input_ids": ids(number), "attention_mask": mask}
+
+
+def llama():
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=50,
+    )  # fmt: skip
+    return LlamaForCausalLM(config), [padded(0), padded(1)]
+
+
+def gpt2():
+    model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=3, n_head=2, vocab_size=50, n_positions=16))
+    return model, [{"input_ids": ids(i)} for i in range(2)]
+
+
+def bert():
+    config = BertConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, vocab_size=50
+    )  # fmt: skip
+    return BertModel(config), [padded(0), padded(1)]
+
+
+def vit():
+    config = ViTConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    return ViTForImageClassification(config), [torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))]
+
+
+class Chain(nn.Module):
+    def __init__(self, skips=False):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4))
+        self.head, self.skips = nn.Linear(16, 16), skips
+
+    def forward(self, x):
+        first = x
+        for layer in self.layers:
+            x = layer(x) + (first if self.skips else 0)
+        return self.head(x)
+
+
+class Plain(Chain):
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def plain():
+    return Plain(), [torch.randn(3, 16)]
+
+
+MODELS = (llama, gpt2, bert, vit, plain)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_refits_are_those_of_whole_runs(make, monkeypatch):
+    torch.manual_seed(0)
+    teacher, batches = make()
+    model = copy.deepcopy(teacher.eval())
+    gblr.convert_(model, gblr.LowRankConfig(0.5))
+    other = copy.deepcopy(model)
+    assert BlockRuns(model, batches, list(structured_layers(model))).blocks
+    quick = refit_layers_(model, teacher, batches)
+    monkeypatch.setattr(BlockRuns, "_is_chain", lambda self: False)
+    slow = refit_layers_(other, teacher, batches)
+    assert [row.layer for row in quick] == [row.layer for row in slow]
+    for a, b in zip(quick, slow, strict=True):
+        assert a.error == pytest.approx(b.error, rel=1e-3, abs=1e-5)
+    for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_refit_runs_every_block_a_few_times_whatever_the_depth():
+    teacher, batches = llama()
+    model = copy.deepcopy(teacher.eval())
+    gblr.convert_(model, gblr.LowRankConfig(0.5))
+    calls = [0, 0, 0]
+    for number, block in enumerate(teacher.model.layers):
+        block.register_forward_pre_hook(lambda *_, number=number: calls.__setitem__(number, calls[number] + 1))
+    refit_layers_(model, teacher, batches)
+    sets = 4  # of layers with the same input: q k v, o, gate up, down
+    assert max(calls) <= len(batches) * (sets + 2) + 1  # recorded, looked at, passed; and the first look at the model
+
+
+@pytest.mark.parametrize("model", [Chain(skips=True), Chain(), nn.Sequential(nn.Linear(16, 16))])
+def test_what_is_no_plain_chain_is_run_from_its_beginning(model):
+    """A sum with zero makes another tensor of what a block gave: nothing can tell that from a skip."""
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    runs = BlockRuns(model, [torch.randn(2, 16)], layers)
+    assert runs.blocks == []
+    runs.go_to(layers[0])
+    assert runs.at is None
+    runs.run(0)
+
+
+def test_layers_around_the_blocks_are_reached_by_whole_runs():
+    runs = BlockRuns(Plain(), [torch.randn(2, 16)], ["layers.0.0", "layers.1.0", "layers.2.0", "layers.3.0", "head"])
+    runs.go_to("layers.2.0")
+    assert runs.at == 2 and runs.next == 2
+    runs.go_to("head")
+    assert runs.at is None

