@@ -86,5 +86,6 @@ def write(file: Path, content: Record, rows: list[Record] | None = None) -> None
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
     if rows is not None:
         lines.append(' "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]")
+    file.parent.mkdir(parents=True, exist_ok=True)
     with appearing(file) as new:
         new.write_text("{\n" + ",\n".join(lines) + "\n}\n")
