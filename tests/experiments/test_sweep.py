@@ -15,7 +15,11 @@ from gblr.experiments.vision import VISION as FIELD
 from gblr.experiments.vision import main
 from tests.shape_hook import shapes_unchecked
 
-VISION = {name: import_module(module).RECIPE for name, (module, _) in RECIPES.items() if name != "cifar10-learning"}
+VISION = {
+    name: import_module(module).RECIPE
+    for name, (module, _) in RECIPES.items()
+    if name.startswith(("cifar", "imagenet")) and name != "cifar10-learning"
+}
 DENSE_RUN = "vit384-dense-seed0"
 
 

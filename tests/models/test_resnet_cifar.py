@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gblr.data.cifar import load_cifar10
+from gblr.data.cifar import _from_files
 from gblr.data.images import ImageBatches, ImageSet
 from gblr.models.resnet_cifar import MEAN, STD, CifarResNet
 
@@ -41,7 +41,7 @@ def test_published_weights_reach_their_accuracy():
     file = folder / "resnet_cifar10" / "resnet20.safetensors"
     if not file.exists():
         pytest.skip(f"no {file.name} there")
-    model, test = CifarResNet.from_file(file, 20), load_cifar10(folder)[1]
+    model, test = CifarResNet.from_file(file, 20), _from_files(folder / "cifar10", "test")  # training images take long
     some = ImageSet(*test[:1000])
     with torch.no_grad():
         right = sum(int((model(x).argmax(1) == y).sum()) for x, y in ImageBatches(some, 500, False, MEAN, STD))

@@ -150,7 +150,7 @@ def test_dropout_is_off_while_the_model_learns_from_its_teacher():
 def test_a_layer_that_was_given_nothing_stays_so(structure):
     teacher, batches = converted.llama(), tokens(2)
     model = copy.deepcopy(teacher)
-    gblr.convert_(model, gblr.GaudiConfig(0.4, block_rank=4, steps=2))
+    gblr.convert_(model, gblr.GaudiConfig(0.4, block_rank=8, steps=2), gblr.linear_layers(include=("q_proj",)))
     first, layer = next(iter(structured_layers(model).items()))
     with torch.no_grad():
         layer.width_frac.zero_()
