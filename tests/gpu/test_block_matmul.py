@@ -1,6 +1,7 @@
 """Packed blocks on a CUDA device: kernels, operator, layers. Run with `pytest -m gpu`."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from gblr.matrices.packed import PackedGBLR
 from gblr.ops.block_matmul import gpu, tiling
 from tests.ops.packed_blocks import STYLES, assert_is_tiled_product, poison_new_empty, random_packed
 
+os.environ[gpu.TRIED] = "1"  # this is where they are tried
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gblr.conversion.blocks import hidden_of, without_cache
+from gblr.conversion.blocks import block_names, hidden_of, largest_list, without_cache
 from gblr.conversion.calibrate import batch_call
 
 _PLAIN = (Tensor, bool, int, float, str, type(None))
@@ -27,10 +27,11 @@ class BlockRuns:
 
     def __init__(self, model: nn.Module, batches: Sequence[Any], layers: Sequence[str]):
         self.model, self.batches = model, batches
-        self.blocks = _block_names(model, layers)
+        found, _ = largest_list(model, dict.fromkeys(layers, 1))
+        self.blocks = [] if found is None else block_names(model, found)
         self.at: int | None = None  # the block that `run` runs; None: all of the model
         self.next, self.calls, self.hidden = 0, [], []  # type: ignore[var-annotated]
-        if self.blocks and not self._is_chain():
+        if len(self.blocks) < 2 or not self._is_chain():
             self.blocks = []
 
     def go_to(self, layer: str) -> None:
@@ -76,19 +77,6 @@ class BlockRuns:
         if any(not isinstance(o, Tensor) and any(isinstance(v, Tensor) for v in o[1:]) for o in outputs):
             return False
         return all(x is hidden_of(y) for x, y in zip(given, outputs[:-1], strict=True))
-
-
-def _block_names(model: nn.Module, layers: Sequence[str]) -> list[str]:
-    """The elements of the list that holds most of the layers; of nested lists the outer. None for a list of one."""
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-
-    def held(name: str) -> int:
-        return sum(layer.startswith(f"{name}.") for layer in layers)
-
-    best = max(lists, key=held, default=None)
-    if best is None or 2 * held(best) <= len(layers) or len(lists[best]) < 2:
-        return []
-    return [f"{best}.{i}" for i in range(len(lists[best]))]
 
 
 def _seen_calls(model: nn.Module, blocks: Sequence[str], batch: Any) -> list[tuple[str, Call, Any]]:

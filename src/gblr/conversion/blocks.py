@@ -28,22 +28,34 @@ class Blocks:
 
 def find_blocks(model: nn.Module, sources: Sequence[Source]) -> Blocks:
     """The `nn.ModuleList` whose elements hold most of the weights to convert."""
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-
-    def held(name: str) -> int:
-        return sum(source.weight.numel() for source in sources if source.name.startswith(f"{name}."))
-
-    total = sum(source.weight.numel() for source in sources)
-    best = max(lists, key=held, default="")  # of nested ones the outer comes first
-    if not lists or 2 * held(best) <= total:
-        found = ", ".join(f"{name} ({held(name) / max(1, total):.0%})" for name in list(lists)[:5]) or "none"
+    best, shares = largest_list(model, {source.name: source.weight.numel() for source in sources})
+    if best is None:
+        found = ", ".join(f"{name} ({share:.0%})" for name, share in list(shares.items())[:5]) or "none"
         raise ValueError(
             f"{type(model).__name__} has no list of blocks that holds most of the layers to convert (found: {found}), "
             "so it cannot be streamed. Use `gblr.convert_` where the model fits into memory."
         )
-    names = tuple(f"{best}.{i}" for i in range(len(lists[best])))
+    names = tuple(block_names(model, best))
     inside = {name: [s for s in sources if s.name.startswith(f"{name}.")] for name in names}
     return Blocks(names, inside, [source for source in sources if not source.name.startswith(f"{best}.")])
+
+
+def largest_list(model: nn.Module, sizes: Mapping[str, int]) -> tuple[str | None, dict[str, float]]:
+    """The `nn.ModuleList` that holds more than half of the layers, by their sizes, of nested ones the outer; and what
+    share each holds.
+    """
+    total = max(1, sum(sizes.values()))
+    shares = {
+        name: sum(size for layer, size in sizes.items() if layer.startswith(f"{name}.")) / total
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+    }
+    best = max(shares, key=lambda name: shares[name], default=None)  # of nested ones the outer comes first
+    return (best if best is not None and shares[best] > 0.5 else None), shares
+
+
+def block_names(model: nn.Module, name: str) -> list[str]:
+    return [f"{name}.{i}" for i in range(len(model.get_submodule(name)))]  # type: ignore[arg-type]
 
 
 def load_module(model: nn.Module, name: str, files: ModelFiles, device: torch.device) -> nn.Module:

@@ -39,7 +39,7 @@ def runs(seeds: int) -> dict[str, TextRun]:
 
 RECIPE = Recipe(
     "gpt2-wikitext103", "Table 1: GPT-2 on WikiText-103", "wikitext103", runs, "gblr.experiments.gpt2_wikitext103",
-    seeds=1, model="Graphcore/gpt2-wikitext-103",
+    seeds=1, model="Graphcore/gpt2-wikitext-103", options="--model DIR --data DIR",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from gblr.experiments.corpora import load_text_task
 from gblr.experiments.field import Field, Place, Result
 from gblr.experiments.run import Recipe
 from gblr.experiments.store import Record
+from gblr.experiments.text_models import TEXT_MODELS
 from gblr.experiments.text_run import TextRun
 from gblr.experiments.text_stages import make
 from gblr.experiments.text_tasks import TextTask, generated_sentences, generated_windows
@@ -22,6 +23,9 @@ class Language(Field):
     tolerances: ClassVar[dict[str, float]] = {"metric": 0.05, "train_loss": 0.05, "reached_cost": 0.005}
 
     def load_task(self, recipe: Recipe, data: Path, cache: Path, model: str) -> TextTask:
+        for run in recipe.runs(1).values():
+            if run.source == "weights" and not model:
+                raise ValueError(f"--model must say where the trained weights are: {TEXT_MODELS[run.model].get}.")
         return load_text_task(recipe.data, data, cache, model)
 
     def smoke_task(self, recipe: Recipe) -> TextTask:

@@ -15,20 +15,11 @@ from typing import Any
 from gblr.experiments.comparisons import comparison, rate_trials
 from gblr.experiments.language import main
 from gblr.experiments.run import DENSE, Recipe
-from gblr.experiments.text_run import TextRun, kind, trained
+from gblr.experiments.text_run import TextRun, fitted_kinds, trained
 
 COSTS = (0.7, 0.5, 0.3)
 RATES = (1e-4, 3e-4, 1e-3)
-_FITTED: dict[str, Any] = {"calibration": 512, "refit": True}
-FITTED = (
-    kind("low-rank", "low rank", **_FITTED),
-    kind("low-rank-global", "low rank", allocation="global", **_FITTED),
-    kind("monarch", "monarch", **_FITTED),
-    kind("blast", "blast", **_FITTED),
-    kind("gblr-1", "gaudi", **_FITTED),
-    kind("gblr-1-global", "gaudi", allocation="global", **_FITTED),
-    kind("gblr-16", "gaudi", block_rank=16, **_FITTED),
-)
+FITTED = fitted_kinds(calibration=512)
 _TRAINED = tuple(one for one in FITTED if not one.label.endswith("global"))
 DISTILLED = tuple(trained("minilm", one, "distilled", "teacher") for one in _TRAINED)
 TUNED = tuple(trained("minilm", one, "tuned", "data") for one in (DENSE, *_TRAINED))
@@ -50,6 +41,7 @@ def runs(seeds: int) -> dict[str, TextRun]:
 RECIPE = Recipe(
     "minilm-stsb", "A sentence encoder on STS-B, with and without training", "stsb", runs,
     "gblr.experiments.minilm_stsb", seeds=1, result="minilm-recovery",
+    options="--model DIR --data DIR",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -6,13 +6,9 @@ writes docs/results/RECIPE.json for every recipe with results, and docs/images/v
 shows them. Nothing is typed by hand: a run that is not there is not in the tables.
 """
 
-import argparse
 import re
-import statistics
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +23,17 @@ from gblr.experiments import (
     imagenet_vit_finetune,
     imagenet_vit_scratch,
 )
+from gblr.experiments.publishing import (
+    MOST_SEEDS,
+    head_of,
+    kind_of,
+    lines_by_kind,
+    mean_and_spread,
+    parse,
+    publish,
+    save,
+    tell,
+)
 from gblr.experiments.run import Recipe
 from gblr.experiments.store import Record, Store, write
 
@@ -36,36 +43,14 @@ _MODULES = (
 )  # fmt: skip
 RECIPES: tuple[Recipe, ...] = tuple(module.RECIPE for module in _MODULES)
 _KEPT = ("model", "method", "relative_cost", "seed", "block_rank", "lr", "epochs", "scope")
-_MOST_SEEDS = 100  # a store may hold more seeds than the recipe asks for
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/vision"), help="folder of the results of all recipes")
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the documentation")
-    args = parser.parse_args()
-    written = [recipe.name for recipe in RECIPES if publish(recipe, args.runs, args.docs)]
+    args = parse(__doc__, Path("runs/vision"))
+    written = [recipe.name for recipe in RECIPES if publish(recipe, row_of, draw, args.runs, args.docs)]
     if analyse(args.runs, args.docs):
         written.append(cifar10_analysis.RECIPE.name)
-    print(f"written: {', '.join(written) or 'nothing, there are no results'}")
-    return 0
-
-
-def publish(recipe: Recipe, runs: Path, docs: Path) -> bool:
-    """The result file of a recipe, and its picture; False if it has no results."""
-    records = stored_runs(recipe, runs)
-    if not records:
-        return False
-    rows = [row_of(record) for record in records]
-    write(docs / "results" / f"{recipe.name}.json", head_of(recipe, records), rows)
-    draw(recipe, [row for row in rows if not row["trial"]], docs / "images")
-    return True
-
-
-def stored_runs(recipe: Recipe, runs: Path) -> list[Record]:
-    """Results that are there, of as many seeds as there are, in the order of the recipe."""
-    store = Store(runs / recipe.place)
-    return [store.read(name) for name in recipe.runs(_MOST_SEEDS) if store.has(name)]
+    return tell(written)
 
 
 def row_of(record: Record) -> Record:
@@ -82,25 +67,13 @@ def row_of(record: Record) -> Record:
     return row | more
 
 
-def kind_of(record: Record) -> str:
-    """The method as the name of the run has it: "gblr-16" of "vit384-gblr-16-0.3-seed0"."""
-    name = record["name"].removeprefix("trial-").removeprefix(f"{record['config']['model']}-")
-    return re.sub(r"(-lr[\de.-]+|(-[\d.]+)?-seed\d+)$", "", name)
-
-
-def head_of(recipe: Recipe, records: list[Record]) -> Record:
-    device, torch = (Counter(record[key] for record in records).most_common(1)[0][0] for key in ("device", "torch"))
-    head = {"command": f"gblr reproduce {recipe.name} --data DIR", "what": recipe.what, "device": device}
-    return head | {"torch": torch}
-
-
 # -- learned costs, masks, the gap ---------------------------------------------------------------------------------
 
 
 def analyse(runs: Path, docs: Path) -> bool:
     recipe = cifar10_analysis.RECIPE
     store = Store(runs / recipe.place)
-    records = [store.read(name) for name, run in recipe.runs(_MOST_SEEDS).items() if store.has(name) and run.seed < 100]
+    records = [store.read(name) for name, run in recipe.runs(MOST_SEEDS).items() if store.has(name) and run.seed < 100]
     if not records:
         return False
     rows = []
@@ -141,40 +114,17 @@ def draw_masks(record: Record, blocks: dict[str, np.ndarray], images: Path) -> N
 
 def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
     """One picture for each network: accuracy against the cost reached."""
-    from gblr.reports.comparison_figures import Line, draw_against_cost
+    from gblr.reports.comparison_figures import draw_against_cost
 
     key = "model_relative_cost" if any(row["scope"] == "model" for row in rows) else "reached_cost"
     for model in sorted({row["model"] for row in rows}):
         mine = [row for row in rows if row["model"] == model]
-        lines = []
-        for kind in dict.fromkeys(row["kind"] for row in mine if row["method"] != "dense"):
-            points = sorted(
-                (statistics.fmean(row[key] for row in group), *mean_and_spread([row["accuracy"] for row in group]))
-                for group in by_cost([row for row in mine if row["kind"] == kind])
-            )
-            lines.append(Line(kind, *(list(column) for column in zip(*points, strict=True))))
+        lines = lines_by_kind(mine, key, lambda row: row["accuracy"])
         dense = [row["accuracy"] for row in mine if row["method"] == "dense"]
         if lines:
             title = f"{recipe.what} ({model})"
             figure = draw_against_cost(lines, mean_and_spread(dense) if dense else None, "test accuracy, %", title)
             save(figure, images / f"vision-{recipe.name}-{model}.png")
-
-
-def by_cost(rows: list[Record]) -> list[list[Record]]:
-    groups: dict[float, list[Record]] = {}
-    for row in rows:
-        groups.setdefault(row["relative_cost"], []).append(row)
-    return list(groups.values())
-
-
-def mean_and_spread(values: list[float]) -> tuple[float, float]:
-    """Mean and standard deviation over seeds, 0 for one seed."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def save(figure: Any, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=100)
 
 
 if __name__ == "__main__":

@@ -6,31 +6,20 @@ writes docs/results/NAME.json for every recipe with results, and docs/images/lan
 shows them. Nothing is typed by hand: a run that is not there is not in the tables.
 """
 
-import argparse
-import statistics
 import sys
 from pathlib import Path
 
 from gblr.experiments import gpt2_imdb, gpt2_wikitext103, minilm_stsb, smollm2_wikitext
-from gblr.experiments.publish import by_cost, head_of, kind_of, mean_and_spread, save, stored_runs
+from gblr.experiments.publishing import kind_of, lines_by_kind, mean_and_spread, parse, publish, save, tell
 from gblr.experiments.run import Recipe
-from gblr.experiments.store import Record, write
+from gblr.experiments.store import Record
 
 RECIPES: tuple[Recipe, ...] = tuple(
     module.RECIPE for module in (smollm2_wikitext, gpt2_imdb, minilm_stsb, gpt2_wikitext103)
 )
 _SETTINGS = (
-    "model",
-    "method",
-    "relative_cost",
-    "seed",
-    "block_rank",
-    "allocation",
-    "calibration",
-    "lr",
-    "epochs",
-    "aim",
-)
+    "model", "method", "relative_cost", "seed", "block_rank", "allocation", "calibration", "lr", "epochs", "aim",
+)  # fmt: skip
 _RESULTS = (
     "metric", "higher_is_better", "test", "reached_cost", "model_relative_cost", "num_params", "size_bytes", "seconds",
     "device", "commit",
@@ -41,24 +30,8 @@ _IF_THERE = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/language"), help="folder of the results of all recipes")
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the documentation")
-    args = parser.parse_args()
-    written = [recipe.name for recipe in RECIPES if publish(recipe, args.runs, args.docs)]
-    print(f"written: {', '.join(written) or 'nothing, there are no results'}")
-    return 0
-
-
-def publish(recipe: Recipe, runs: Path, docs: Path) -> bool:
-    """The result file of a recipe, and its picture; False if it has no results."""
-    records = stored_runs(recipe, runs)
-    if not records:
-        return False
-    rows = [row_of(record) for record in records]
-    write(docs / "results" / f"{recipe.result or recipe.name}.json", head_of(recipe, records), rows)
-    draw(recipe, [row for row in rows if not row["trial"]], docs / "images")
-    return True
+    args = parse(__doc__, Path("runs/language"))
+    return tell([recipe.name for recipe in RECIPES if publish(recipe, row_of, draw, args.runs, args.docs)])
 
 
 def row_of(record: Record) -> Record:
@@ -72,20 +45,14 @@ def row_of(record: Record) -> Record:
 
 def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
     """What counts most against the cost reached, a picture for models without training and one for trained ones."""
-    from gblr.reports.comparison_figures import Line, draw_against_cost
+    from gblr.reports.comparison_figures import draw_against_cost
 
     for label, mine in (
         ("untrained", [row for row in rows if not row["epochs"]]),
         ("trained", [row for row in rows if row["epochs"]]),
     ):
-        lines = []
-        for kind in dict.fromkeys(row["kind"] for row in mine if row["method"] != "dense"):
-            points = sorted(
-                (statistics.fmean(row["reached_cost"] for row in group), *mean_and_spread(_values(group)))
-                for group in by_cost([row for row in mine if row["kind"] == kind])
-            )
-            lines.append(Line(kind, *(list(column) for column in zip(*points, strict=True))))
-        dense = _values([row for row in mine if row["method"] == "dense"])
+        lines = lines_by_kind(mine, "reached_cost", _value)
+        dense = [_value(row) for row in mine if row["method"] == "dense"]
         if lines:
             higher = mine[0]["higher_is_better"]
             measure = mine[0]["metric"] if higher else f"perplexity, {mine[0]['metric']}"
@@ -95,8 +62,8 @@ def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
             save(figure, images / f"language-{recipe.name}-{label}.png")
 
 
-def _values(rows: list[Record]) -> list[float]:
-    return [row["test"][row["metric"]] for row in rows]
+def _value(row: Record) -> float:
+    return row["test"][row["metric"]]
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class Recipe:
 
     `runs` are listed in the order in which they should be made. `folder` is where results lie: that of another recipe
     where the same runs serve both. `model` is the default of --model, for networks that users bring. `result` is the
-    name of its published file, else that of the recipe.
+    name of its published file, else that of the recipe. `options` are those of its command that users must give.
     """
 
     name: str
@@ -105,6 +105,7 @@ class Recipe:
     seeds: int = 3
     model: str = ""
     result: str = ""
+    options: str = "--data DIR"
 
     @property
     def place(self) -> Path:

@@ -14,26 +14,16 @@ tokens of reviews and articles for every method, towards the text ("tuned") or t
 """
 
 import sys
-from typing import Any
 
 from gblr.experiments.comparisons import comparison, rate_trials
 from gblr.experiments.language import main
 from gblr.experiments.run import DENSE, Recipe
-from gblr.experiments.text_run import TextRun, kind, trained
+from gblr.experiments.text_run import TextRun, fitted_kinds, kind, trained
 
 COSTS = (0.7, 0.5, 0.318)
 RATES = (1e-4, 3e-4, 1e-3)
-_FITTED: dict[str, Any] = {"calibration": 128, "refit": True}
 PLAIN = (kind("low-rank-plain", "low rank"), kind("low-rank-plain-global", "low rank", allocation="global"))
-FITTED = (
-    kind("low-rank", "low rank", **_FITTED),
-    kind("low-rank-global", "low rank", allocation="global", **_FITTED),
-    kind("monarch", "monarch", **_FITTED),
-    kind("blast", "blast", **_FITTED),
-    kind("gblr-1", "gaudi", **_FITTED),
-    kind("gblr-1-global", "gaudi", allocation="global", **_FITTED),
-    kind("gblr-16", "gaudi", block_rank=16, **_FITTED),
-)
+FITTED = fitted_kinds(calibration=128)
 _TUNED = tuple(one for one in FITTED if one.label in ("low-rank", "monarch", "blast", "gblr-1", "gblr-16"))
 # As from scratch: begins at the dense cost, as the truncated SVD, and learns down to its own.
 _LEARNED = kind("gblr-1-learned", "gaudi", init="low_rank", start_cost=1.0, sigma=(1.0, 100.0), calibration=128)
@@ -51,7 +41,7 @@ def runs(seeds: int) -> dict[str, TextRun]:
 
 RECIPE = Recipe(
     "smollm2-wikitext", "Table 1: a trained language model, with and without training", "smollm2", runs,
-    "gblr.experiments.smollm2_wikitext", seeds=1,
+    "gblr.experiments.smollm2_wikitext", seeds=1, options="--model FILE.gguf --data DIR",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -85,7 +85,4 @@ def text_model(run: TextRun, task: TextTask, place: Place) -> nn.Module:
 
 
 def load_text_model(name: str, source: str) -> LoadedModel:
-    known = TEXT_MODELS[name]
-    if not source:
-        raise ValueError(f"--model must say where the trained weights are: {known.get}.")
-    return load_model(source, task=known.task, dtype=torch.float32)
+    return load_model(source, task=TEXT_MODELS[name].task, dtype=torch.float32)

@@ -54,3 +54,17 @@ def trained(model: str, one: Kind, suffix: str, aim: Aim) -> Kind:
 
 def kind(label: str, method: Method, **options: Any) -> Kind:
     return Kind(label, method, tuple(options.items()))
+
+
+def fitted_kinds(calibration: int) -> tuple[Kind, ...]:
+    """Every method fitted to trained weights, with errors weighted by so many samples, and refitted."""
+    how: dict[str, Any] = {"calibration": calibration, "refit": True}
+    return (
+        kind("low-rank", "low rank", **how),
+        kind("low-rank-global", "low rank", allocation="global", **how),
+        kind("monarch", "monarch", **how),
+        kind("blast", "blast", **how),
+        kind("gblr-1", "gaudi", **how),
+        kind("gblr-1-global", "gaudi", allocation="global", **how),
+        kind("gblr-16", "gaudi", block_rank=16, **how),
+    )

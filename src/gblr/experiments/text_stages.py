@@ -8,19 +8,18 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gblr.atomic import write_json
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.cost import cost
 from gblr.conversion.harden import harden_
-from gblr.conversion.refit import refit_layers_
 from gblr.experiments.field import Paused, Place, Result
 from gblr.experiments.store import Record
 from gblr.experiments.structures import structure_
@@ -57,7 +56,7 @@ def time_limit(deadline: float) -> Iterator[None]:
         return
 
     def stop(number: int, frame: Any) -> None:
-        raise Paused("before the training; what was not saved is made again")
+        raise Paused("outside of the training; what was not saved is made again")
 
     before = signal.signal(signal.SIGTERM, stop)
     timer = threading.Timer(max(0.0, deadline - time.time()), os.kill, (os.getpid(), signal.SIGTERM))
@@ -98,7 +97,7 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
     if run.refit:
         assert teacher is not None
         begin = time.perf_counter()
-        refit_layers_(model, teacher, task.calibration(run.calibration), run.structure)
+        heal_(model, teacher, task.calibration(run.calibration), structure=run.structure)
         record |= {"refit_seconds": time.perf_counter() - begin, "refitted": task.judge(model, all_metrics=False)}
         place.say(f"refitted in {record['refit_seconds']:.0f} s: {_told(record['refitted'])}")
     if folder is not None and not run.held_out:
@@ -135,7 +134,13 @@ def trained(
         result = train(model, batches, config=config, out=out, loss=task.loss)
     names = ("epoch", "train_loss", "relative_cost", "live_blocks", "sigma")
     curve = {name: [row.get(name) for row in result.history] for name in names}
-    return {"curve": curve, "seconds": result.seconds, "train_tokens": round(run.epochs * task.num_tokens)}
+    return {"curve": curve, "seconds": result.seconds, "train_tokens": round(run.epochs * num_tokens(batches))}
+
+
+def num_tokens(batches: Sequence[dict[str, Tensor]]) -> int:
+    """Without padding."""
+    masks = (batch.get("attention_mask", torch.ones_like(batch["input_ids"])) for batch in batches)
+    return sum(int(mask.sum()) for mask in masks)
 
 
 def train_config(run: TextRun, place: Place, target: float, learns: bool) -> TrainConfig:
@@ -145,7 +150,7 @@ def train_config(run: TextRun, place: Place, target: float, learns: bool) -> Tra
         weight_decay=run.weight_decay, warmup=run.warmup, clip_norm=run.clip, seed=run.seed,
         budget=run.learned_to(target) if learns else None, sigma=run.sigma_schedule if learns else None,
         precision="bf16" if on_gpu else "no", compile=on_gpu and not place.eager,
-        eval_every=run.epochs / _ROWS, checkpoint_every=2 * run.epochs,  # at a signal only
+        eval_every=run.epochs / _ROWS, checkpoint_every=run.epochs,  # the end too: judging takes long
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import abc
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -22,6 +22,7 @@ from gblr.workflows.similarity_task import spearman
 
 _CALIBRATION_BATCH = 8
 _EVAL_BATCH = 64
+_ORDERED = 64  # batches within which sentences are sorted by length
 
 
 class TextTask(abc.ABC):
@@ -62,11 +63,6 @@ class TextTask(abc.ABC):
     @abc.abstractmethod
     def example(self) -> Int[Tensor, "1 length"]:
         """Tokens of one sample."""
-
-    @property
-    @abc.abstractmethod
-    def num_tokens(self) -> int:
-        """Of the training part."""
 
 
 # -- language models ---------------------------------------------------------------------------------------------------
@@ -113,10 +109,6 @@ class WindowTask(TextTask):
     @property
     def example(self) -> Int[Tensor, "1 length"]:
         return self.train[:1].long().to(self.device)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.train.numel()
 
 
 class WindowBatches(Sequence[dict[str, Tensor]]):
@@ -193,7 +185,6 @@ class SentenceTask(TextTask):
     metric = "spearman"
     higher_is_better = True
     match = "hidden"
-    _ORDERED: int = field(default=64, repr=False)  # batches within which sentences are sorted by length
 
     def to(self, device: Any) -> "SentenceTask":
         return replace(self, device=device)
@@ -214,7 +205,7 @@ class SentenceTask(TextTask):
             order = torch.randperm(len(self.train.scores), generator=generator)
             return [self._pairs(part) for part in _whole(order, run.batch_size)]
         order = torch.randperm(len(self.sentences), generator=generator)
-        near = [part[self.sentences.lengths[part].argsort()] for part in order.split(self._ORDERED * run.batch_size)]
+        near = [part[self.sentences.lengths[part].argsort()] for part in order.split(_ORDERED * run.batch_size)]
         batches = [rows for part in near for rows in _whole(part, run.batch_size)]
         random.Random(run.seed).shuffle(batches)
         return [self.sentences.batch(rows) for rows in batches]
@@ -245,10 +236,6 @@ class SentenceTask(TextTask):
     @property
     def example(self) -> Int[Tensor, "1 length"]:
         return self.inputs.batch(torch.tensor([0]))["input_ids"].to(self.device)
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.sentences.lengths.sum())
 
 
 def similarity_loss(model: Any, batch: dict[str, Tensor]) -> Float[Tensor, ""]:

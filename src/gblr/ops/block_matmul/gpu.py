@@ -4,6 +4,7 @@ Plain torch is the definition that the kernels are judged by, and what lets the 
 """
 
 import functools
+import os
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ACTIVATIONS = ("", "relu", "silu", "gelu", "gelu_tanh")
 _KERNELS = "gblr.ops.block_matmul.triton"
 _LEAST_CAPABILITY = (8, 0)
+TRIED = "GBLR_TILES"  # the variable that lets them run before they are proven
 
 _LIBRARY = torch.library.Library("gblr", "FRAGMENT")
 _LIBRARY.define(
@@ -29,6 +31,8 @@ def reason_against(device: torch.device) -> str | None:
     """Why the kernels cannot run on that device; None where they can."""
     if device.type != "cuda":
         return f"there are no packed kernels for {device.type}"
+    if os.environ.get(TRIED) != "1":
+        return f"the packed GPU kernels have not been measured on a GPU yet; {TRIED}=1 in the environment tries them"
     if torch.version.hip is not None:
         return "the packed GPU kernels were never run on AMD's GPUs"
     if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:

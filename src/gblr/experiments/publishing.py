@@ -1,0 +1,92 @@
+"""What the publications of all recipes share: stored runs become one result file a recipe, and lines of pictures."""
+
+import argparse
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gblr.experiments.run import Recipe
+from gblr.experiments.store import Record, Store, write
+
+MOST_SEEDS = 100  # a store may hold more seeds than the recipe asks for
+
+
+def parse(description: str | None, runs: Path) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=runs, help="folder of the results of all recipes")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the documentation")
+    return parser.parse_args()
+
+
+def tell(written: Sequence[str]) -> int:
+    print(f"written: {', '.join(written) or 'nothing, there are no results'}")
+    return 0
+
+
+def publish(
+    recipe: Recipe,
+    row_of: Callable[[Record], Record],
+    draw: Callable[[Recipe, list[Record], Path], None],
+    runs: Path,
+    docs: Path,
+) -> bool:
+    """The result file of a recipe, and its pictures; False if it has no results."""
+    records = stored_runs(recipe, runs)
+    if not records:
+        return False
+    rows = [row_of(record) for record in records]
+    write(docs / "results" / f"{recipe.result or recipe.name}.json", head_of(recipe, records), rows)
+    draw(recipe, [row for row in rows if not row["trial"]], docs / "images")
+    return True
+
+
+def stored_runs(recipe: Recipe, runs: Path) -> list[Record]:
+    """Results that are there, of as many seeds as there are, in the order of the recipe."""
+    store = Store(runs / recipe.place)
+    return [store.read(name) for name in recipe.runs(MOST_SEEDS) if store.has(name)]
+
+
+def kind_of(record: Record) -> str:
+    """The method as the name of the run has it: "gblr-16" of "vit384-gblr-16-0.3-seed0"."""
+    name = record["name"].removeprefix("trial-").removeprefix(f"{record['config']['model']}-")
+    return re.sub(r"(-lr[\de.-]+|(-[\d.]+)?-seed\d+)$", "", name)
+
+
+def head_of(recipe: Recipe, records: list[Record]) -> Record:
+    device, torch = (Counter(record[key] for record in records).most_common(1)[0][0] for key in ("device", "torch"))
+    head = {"command": f"gblr reproduce {recipe.name} {recipe.options}", "what": recipe.what, "device": device}
+    return head | {"torch": torch}
+
+
+def lines_by_kind(rows: Sequence[Record], cost: str, value: Callable[[Record], float]) -> list[Any]:
+    """A line of a picture for each kind but dense: the cost reached, and mean and spread of the value over seeds."""
+    from gblr.reports.comparison_figures import Line
+
+    lines = []
+    for kind in dict.fromkeys(row["kind"] for row in rows if row["method"] != "dense"):
+        points = sorted(
+            (statistics.fmean(row[cost] for row in group), *mean_and_spread([value(row) for row in group]))
+            for group in by_cost([row for row in rows if row["kind"] == kind])
+        )
+        lines.append(Line(kind, *(list(column) for column in zip(*points, strict=True))))
+    return lines
+
+
+def by_cost(rows: list[Record]) -> list[list[Record]]:
+    groups: dict[float, list[Record]] = {}
+    for row in rows:
+        groups.setdefault(row["relative_cost"], []).append(row)
+    return list(groups.values())
+
+
+def mean_and_spread(values: list[float]) -> tuple[float, float]:
+    """Mean and standard deviation over seeds, 0 for one seed."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def save(figure: Any, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=100)
