@@ -1,7 +1,6 @@
 """Packed blocks on a CUDA device: kernels, operator, layers. Run with `pytest -m gpu`."""
 
 import copy
-import os
 
 import pytest
 import torch
@@ -14,11 +13,19 @@ from gblr.matrices.packed import PackedGBLR
 from gblr.ops.block_matmul import gpu, tiling
 from tests.ops.packed_blocks import STYLES, assert_is_tiled_product, poison_new_empty, random_packed
 
-os.environ[gpu.TRIED] = "1"  # this is where they are tried
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def tried(monkeypatch):
+    """This is where the kernels run though they are not proven."""
+    monkeypatch.setenv(gpu.TRIED, "1")
+    gpu.reason_against.cache_clear()
+    yield
+    gpu.reason_against.cache_clear()
 
 
 @pytest.fixture
