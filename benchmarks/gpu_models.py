@@ -34,8 +34,11 @@ def vit(smoke: bool) -> nn.Module:
 def masks_by_fft() -> Any:
     """As the authors' code has them: a mask is an inverse FFT of its spectrum, and autograd goes through it."""
 
-    def masked(table: Tensor, content: Tensor, width: Tensor, location: Tensor) -> Tensor:
-        return fft_form(content.flatten(0, 1), width, location, 20.0).view_as(content)  # block_rank 1
+    def masked(
+        table: Tensor, content: Tensor, width: Tensor, location: Tensor, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        made = fft_form(content.flatten(0, 1), width, location, 20.0).view_as(content)  # block_rank 1
+        return made.to(dtype or content.dtype)
 
     before, gaudi.masked_content_from = gaudi.masked_content_from, masked
     try:
