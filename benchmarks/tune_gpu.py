@@ -1,22 +1,31 @@
-"""Finds the best way to cut the GPU products (`Shape` in ops/block_matmul/triton.py) for layers and token counts.
+"""Finds the best way to cut the GPU products (ops/block_matmul/shapes.py), each by itself, for layers and token counts.
 
-    python benchmarks/tune_gpu.py --out runs/tuned.json      # on a GPU, about four minutes
+    python benchmarks/tune_gpu.py                            # on a GPU, about four minutes: writes the package's table
+    python benchmarks/tune_gpu.py --log runs/tuning.json     # and everything that was timed
 
-Every shape that compiles is checked against float32 and timed as a CUDA graph.
+All kernels are compiled first, in several processes. Every shape is checked against the first, and that one against
+torch in float32; times are those of CUDA graphs. Other GPUs in the table stay.
 """
 
 import argparse
 import itertools
 import json
+import os
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 from cpu_cases import Case
 from gpu_cases import Layer, captured, device, in_turns
+from torch import Tensor
 
+from gblr.ops.block_matmul import shapes
 from gblr.ops.block_matmul import triton as kernels
+from gblr.ops.block_matmul.shapes import FEW_TOKENS, FewShape, Shape
+from gblr.ops.block_matmul.tiling import TILE
 
 CASES = (
     Case(4096, 4096, 0.25, block_rank=64, align=64),
@@ -24,54 +33,154 @@ CASES = (
     Case(4096, 4096, 0.25),
     Case(11008, 4096, 0.25),
     Case(3072, 768, 0.17, block_rank=64, align=64),
+    Case(3072, 768, 0.17),
+    Case(768, 768, 0.3, block_rank=16, align=16),
 )
-TOKENS = (1, 16, 64, 256, 4096, 25216)
+TOKENS = (1, 16, 64, 256, 1024, 4096, 25216)
+GROUP, OTHER_GROUPS = 8, (2, 4, 16, 32)
+MOST_TOKENS = 256  # of a tile
 
 
-def shapes(tokens: int) -> list[kernels.Shape]:
-    sizes = [size for size in (64, 128, 256) if size <= max(64, 2 * tokens)]
-    found = itertools.product(sizes, (4, 16), (3, 5, 7), (4, 8), (True, False))
-    return [kernels.Shape(*shape) for shape in found if not (shape[0] == 256 and shape[3] == 4)]
+def many_shapes(tokens: int = 25216) -> list[Shape]:
+    sizes = [size for size in (64, 128, MOST_TOKENS) if size <= max(64, 2 * tokens)]
+    found = itertools.product(sizes, (GROUP,), (3, 5, 7), (4, 8), (True, False))
+    return [Shape(*shape) for shape in found if not (shape[0] == 256 and shape[3] == 4)]
 
 
-def few_shapes(tokens: int) -> list[kernels.FewShape]:
-    rows = (8, 16, 32) if tokens == 1 else (16, 32)
-    return [kernels.FewShape(*shape) for shape in itertools.product(rows, (2, 4, 8), (2, 4, 8))]
+def few_shapes(tokens: int) -> list[FewShape]:
+    if tokens == 1:
+        return [FewShape(*shape) for shape in itertools.product((8, 16, 32), (4, 8), (2, 4))]
+    return [FewShape(*shape) for shape in itertools.product((16, 32), (2, 4, 8), (2, 4))]
+
+
+class Products:
+    """The two products of a layer, to be launched one by one."""
+
+    def __init__(self, layer: Layer, x: Tensor):
+        self.layer, self.tokens = layer, x.shape[0]
+        self.parts = kernels.parts(layer.sizes, self.tokens)
+        self.values = layer.values.split([TILE * layer.sizes.column_rows, TILE * layer.sizes.row_rows])
+        z = kernels.new_slots(x, layer.sizes, 1 if self.tokens <= FEW_TOKENS else MOST_TOKENS)
+        y = x.new_empty(self.tokens, layer.case.out_features)
+        self.inputs, self.outputs = (x, z), (z, y)
+
+    def launch(self, which: int, shape: Shape | FewShape) -> None:
+        kernels.launch(
+            self.inputs[which], self.values[which], self.layer.index, None, self.outputs[which], self.parts[which],
+            shape, self.tokens,
+        )  # fmt: skip
+
+    def output(self, which: int) -> Tensor:
+        return self.outputs[which][: self.tokens].float()
+
+
+def compile_one(block_rank: int, tokens: int, shape: Shape | FewShape) -> None:
+    """Both products of a small layer: kernels are the same for large ones, and are kept on disk."""
+    torch.set_num_threads(1)
+    layer = Layer(Case(256, 256, 0.5, block_rank, block_rank))
+    products = Products(layer, torch.randn(tokens, 256, device=device(), dtype=torch.bfloat16))
+    for which in (0, 1):
+        try:
+            products.launch(which, shape)
+        except Exception:  # too much shared memory, mostly; told where it is timed
+            return
+
+
+def compile_all() -> None:
+    jobs: list[tuple[int, int, Shape | FewShape]] = []
+    for rank in (1, 64):
+        for shape in many_shapes():
+            jobs += [(rank, shape.tokens * 2, shape), (rank, shape.tokens * 3 // 2, shape)]
+        for tokens in (1, FEW_TOKENS):
+            jobs += [(rank, tokens, shape) for shape in few_shapes(tokens)]
+    workers = min(16, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_one, *zip(*jobs, strict=True)))
 
 
 def tune(case: Case, tokens: int) -> list[dict[str, Any]]:
-    few = tokens <= 16
-    layers = [Layer(case, seed) for seed in range(8)] if few else [Layer(case)] * 4  # few tokens: weights not in cache
-    count, layer = len(layers), layers[0]
+    """What was timed, best first, for each of the two products."""
+    few = tokens <= FEW_TOKENS
+    layers = [Layer(case, seed) for seed in range(8)] if few else [Layer(case)] * 2  # few tokens: weights not in cache
     x = torch.randn(tokens, case.in_features, device=device(), dtype=torch.bfloat16)
-    (dense,) = in_turns([captured([partial(each.dense, x) for each in layers])], 7)
+    dense, low_rank = (
+        seconds / len(layers) * 1e6
+        for seconds in in_turns(
+            [captured([partial(getattr(m, kind), x) for m in layers]) for kind in ("dense", "low_rank")], 5
+        )
+    )
+    every = [Products(layer, x) for layer in layers]
     rows = []
-    for shape in few_shapes(tokens) if few else shapes(tokens):
-        setattr(kernels, "choose_few_shape" if few else "choose_shape", lambda *_, shape=shape: shape)
-        try:
-            error = layer.error(x)
-            (seconds,) = in_turns([captured([partial(each.packed, x) for each in layers])], 7)
-        except Exception as reason:  # too much shared memory, mostly
-            rows.append({"shape": shape, "failed": str(reason)[:100]})
-            continue
-        wrong = {} if error < 0.02 else {"error": error}
-        rows.append({"shape": shape, "us": round(seconds / count * 1e6, 2), **wrong})
-    for row in rows:
-        row |= {"case": str(case), "tokens": tokens, "dense_us": round(dense / count * 1e6, 2)}
-    best = sorted((row for row in rows if "us" in row), key=lambda row: row["us"])[:3]
-    print(f"{case}, {tokens} tokens, dense {dense / count * 1e6:.1f} us:", flush=True)
-    for row in best:
-        print(f"    {row['us']:8.1f} us {tuple(row['shape'])} {row.get('error', '')}", flush=True)
+    for which in (0, 1):
+        reference = every[0]
+        first = few_shapes(tokens)[0] if few else Shape(64, GROUP, 3, 4, False)
+        reference.launch(which, first)
+        expected = reference.output(which)
+        timed = partial(_timed, every, which, expected)
+        found = [timed(shape) for shape in (few_shapes(tokens) if few else many_shapes(tokens))]
+        found.sort(key=lambda row: row.get("us", float("inf")))
+        if not few and tokens >= 4096:
+            best = [row["shape"] for row in found[:2]]
+            found += [timed(shape._replace(group=group)) for shape in best for group in OTHER_GROUPS]
+            found.sort(key=lambda row: row.get("us", float("inf")))
+        part = reference.parts[which]
+        for row in found:
+            row |= {"case": str(case), "kind": part.kind, "tokens": tokens, "pairs": part.num_pairs}
+        rows += found
+        told = ", ".join(f"{row['us']:.1f} {tuple(row['shape'])}" for row in found[:3] if "us" in row)
+        print(
+            f"{case}, {tokens} tokens, {part.kind}: {told} (dense {dense:.1f}, low rank {low_rank:.1f} us)", flush=True
+        )
+    want = x.float() @ layers[0].weight.float().T
+    error = float((every[0].output(1) - want).norm() / want.norm())
+    if not error < 0.02:
+        print(f"    WRONG by {error:.3g}", flush=True)
     return rows
+
+
+def _timed(every: list[Products], which: int, expected: Tensor, shape: Shape | FewShape) -> dict[str, Any]:
+    try:
+        every[0].launch(which, shape)
+        error = float((every[0].output(which) - expected).norm() / expected.norm())
+        (seconds,) = in_turns([captured([partial(each.launch, which, shape) for each in every])], 5)
+    except Exception as reason:
+        return {"shape": shape, "failed": str(reason)[:100]}
+    if not error < 0.02:
+        return {"shape": shape, "failed": f"wrong by {error:.3g}"}
+    return {"shape": shape, "us": round(seconds / len(every) * 1e6, 2)}
+
+
+def write_table(rows: list[dict[str, Any]], path: Path) -> None:
+    """The best of each product; those of one kind, tokens and pairs are one."""
+    gpus = json.loads(path.read_text())["gpus"] if path.exists() else {}
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = row["kind"], row["tokens"], row["pairs"]
+        if "us" in row and (key not in best or row["us"] < best[key]["us"]):
+            best[key] = {name: row[name] for name in ("kind", "tokens", "pairs", "shape", "us")}
+    gpus[torch.cuda.get_device_name()] = list(best.values())
+    lines = [
+        f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(row)}" for row in found) + "\n  ]"
+        for name, found in gpus.items()
+    ]
+    path.write_text('{"made by": "benchmarks/tune_gpu.py",\n "gpus": {\n' + ",\n".join(lines) + "\n}}\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/tuned.json"))
+    parser.add_argument("--table", type=Path, default=shapes.TABLE)
+    parser.add_argument("--log", type=Path)
     args = parser.parse_args()
-    rows = [row for case in CASES for tokens in TOKENS for row in tune(case, tokens)]
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
+    if not torch.cuda.is_available():
+        raise SystemExit("tune_gpu.py times a CUDA device, and torch finds none.")
+    compile_all()
+    print("compiled", flush=True)
+    rows = []
+    for case, tokens in itertools.product(CASES, TOKENS):
+        rows += tune(case, tokens)
+        if args.log:  # after each, so that a run cut short leaves what it found
+            args.log.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}) + "\n")
+    write_table(rows, args.table)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from triton.backends.compiler import GPUTarget
 from gblr.ops.block_matmul import triton as kernels
 
 TARGETS = [(80, "bf16"), (90, "bf16"), (90, "fp32")]
-COMMON = {"R": 64, "C": 64, "HAS_BIAS": True, "ACTIVATION": "gelu", "PRECISION": "ieee"}
+COMMON = {"R": 128, "C": 64, "HAS_BIAS": True, "ACTIVATION": "gelu", "PRECISION": "ieee"}
 
 
 def compile_for(target: GPUTarget, kernel, dtype: str, constants: dict[str, object]) -> None:
@@ -31,11 +31,13 @@ def compile_for(target: GPUTarget, kernel, dtype: str, constants: dict[str, obje
 def main() -> None:
     many = {
         "x_tiles": None,
-        "pair_tiles": None,
         "value_tiles": None,
-        "GROUP": 8,
+        "out_tiles": None,
         "MASK_TOKENS": True,
         "MASK_FEATURES": True,
+        "TRANSPOSED": False,
+        "WHOLE": False,
+        "SWAPPED": False,
         "STAGES": 3,
     }
     for arch, dtype in TARGETS:
@@ -43,7 +45,9 @@ def main() -> None:
         tokens = 32 if dtype == "fp32" else 128
         first = many | {"TOKENS": tokens, "GATHER": False, "x_feature": 1}
         compile_for(target, kernels._many_tokens_kernel, dtype, first | {"out_feature": 1})
-        compile_for(target, kernels._many_tokens_kernel, dtype, first | {"out_token": 1, "WHOLE": True})
+        compile_for(
+            target, kernels._many_tokens_kernel, dtype, first | {"out_token": 1, "WHOLE": True, "SWAPPED": True}
+        )
         second = many | {"TOKENS": tokens, "GATHER": True, "x_token": 1, "out_feature": 1}
         compile_for(target, kernels._many_tokens_kernel, dtype, second)
         for number in (1, 16):

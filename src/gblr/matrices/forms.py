@@ -94,7 +94,7 @@ def _time(form: Form, matrix: PackedGBLR) -> float:
         return matrix.num_lines * (out_features + in_features)
     if matrix.u.is_cpu:
         return PACKED_MULT * matrix.num_mults
-    return (PADDED_MULT if matrix.block_rank % tiling.TILE else TILED_MULT) * matrix.num_mults
+    return (PADDED_MULT if matrix.block_rank % tiling.IN_TILE else TILED_MULT) * matrix.num_mults
 
 
 def _sides(matrix: PackedGBLR) -> tuple[Tensor, Tensor, Tensor, Tensor]:

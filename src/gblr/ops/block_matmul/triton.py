@@ -12,9 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gblr.ops.block_matmul.tiling import TILE, Sizes
-
-_FEW_TOKENS = 16  # at most so many go to the kernel for few
+from gblr.ops.block_matmul.shapes import FEW_TOKENS, FewShape, Product, Shape, choose_few_shape, choose_shape
+from gblr.ops.block_matmul.tiling import IN_TILE, OUT_TILE, Sizes
 
 
 @triton.jit
@@ -32,20 +31,30 @@ def _activated(y, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _finish(
-    acc, bias_ptr, out_ptr, token, feature, tokens, out_features, out_token, out_feature,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WHOLE: tl.constexpr,
+    acc, bias_ptr, out_ptr, out_tiles, token, feature, token_at, feature_at, tokens, out_features, out_token,
+    out_feature, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SWAPPED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """WHOLE: the output has room for all tokens and features of every tile, so that no mask stands in the way."""
+    """Writes `acc` of (tokens, features), or of (features, tokens) if SWAPPED, by a descriptor where there is one.
+
+    WHOLE: the output has room for all tokens and features of every tile, so that no mask stands in the way.
+    """
+    features: tl.constexpr = 1 if SWAPPED else 0  # the axis that they are spread along
     inside = feature < out_features
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + feature, inside, other=0.0).to(tl.float32)[None, :]
-    acc = _activated(acc, ACTIVATION)
-    at = token.to(tl.int64)[:, None] * out_token + feature.to(tl.int64)[None, :] * out_feature
-    acc = acc.to(out_ptr.dtype.element_ty)
-    if WHOLE:
-        tl.store(out_ptr + at, acc)
+        acc += tl.expand_dims(tl.load(bias_ptr + feature, inside, other=0.0).to(tl.float32), features)
+    acc = _activated(acc, ACTIVATION).to(out_ptr.dtype.element_ty)
+    if out_tiles is not None:
+        if out_tiles.block_shape[0] != acc.shape[0] or out_tiles.block_shape[1] != acc.shape[1]:
+            acc = tl.trans(acc)
+        out_tiles.store([token_at, feature_at], acc)
     else:
-        tl.store(out_ptr + at, acc, (token < tokens)[:, None] & inside[None, :])
+        at_token = tl.expand_dims(token.to(tl.int64) * out_token, 1 - features)
+        at_feature = tl.expand_dims(feature.to(tl.int64) * out_feature, features)
+        if WHOLE:
+            tl.store(out_ptr + at_token + at_feature, acc)
+        else:
+            there = tl.expand_dims(token < tokens, 1 - features) & tl.expand_dims(inside, features)
+            tl.store(out_ptr + at_token + at_feature, acc, there)
 
 
 @triton.jit
@@ -72,175 +81,114 @@ def _input_tile(
         return tl.load(x_ptr + at)
 
 
-@triton.jit
-def _run(
-    acc, x_ptr, x_tiles, values_ptr, value_tiles, inputs_ptr, entry, row, count, token_tile, token, tokens, in_features,
-    x_token, x_feature, ROWS: tl.constexpr, C: tl.constexpr, TOKENS: tl.constexpr, GATHER: tl.constexpr,
-    MASK_TOKENS: tl.constexpr, MASK_FEATURES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+# What differs from layer to layer would else be compiled for: multiples of 16, and 1.
+@triton.jit(do_not_specialize=["begins_at", "inputs_at", "tokens", "num_tiles", "tiles_per_program", "group_size"])
+def _many_tokens_kernel(
+    x_ptr, values_ptr, bias_ptr, out_ptr, index_ptr, x_tiles, value_tiles, out_tiles, begins_at, inputs_at, tokens,
+    in_features, out_features, num_tiles, tiles_per_program, group_size, x_token, x_feature, out_token, out_feature,
+    R: tl.constexpr, C: tl.constexpr, TOKENS: tl.constexpr, SWAPPED: tl.constexpr, GATHER: tl.constexpr,
+    MASK_TOKENS: tl.constexpr, MASK_FEATURES: tl.constexpr, TRANSPOSED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Adds `count` entries, of ROWS rows of values each, to `acc` (tokens, ROWS).
+    """A program has TOKENS tokens and some tiles of outputs, and goes through their entries in one loop.
 
-    Tiles come by descriptors (the copy engine of Hopper) where these are given, else by pointers.
+    One loop keeps the pipeline of loads full while a tile is written. Neighbouring programs share tiles of x and of
+    values. Tiles come by descriptors (the copy engine of Hopper) where these are given, else by pointers.
     """
-    at = tl.arange(0, ROWS)[:, None] * C + tl.arange(0, C)[None, :]
-    for i in tl.range(0, count, num_stages=STAGES):
+    pid = tl.program_id(0)
+    chunks = tl.cdiv(num_tiles, tiles_per_program)
+    first_token_tile = pid // (group_size * chunks) * group_size
+    group = tl.minimum(tl.cdiv(tokens, TOKENS) - first_token_tile, group_size)
+    in_group = pid % (group_size * chunks)
+    token_at = (first_token_tile + in_group % group) * TOKENS
+    token = token_at + tl.arange(0, TOKENS)
+    tile = in_group // group * tiles_per_program
+    begins_ptr = index_ptr + begins_at
+    inputs_ptr = index_ptr + inputs_at
+    first = tl.load(begins_ptr + tile)
+    last = tl.load(begins_ptr + tl.minimum(tile + tiles_per_program, num_tiles))
+    end = tl.load(begins_ptr + tile + 1)
+    at = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
+    acc = tl.zeros((R, TOKENS) if SWAPPED else (TOKENS, R), tl.float32)
+    for entry in tl.range(first, last, num_stages=STAGES):
         if x_tiles is not None:
-            x = x_tiles.load([token_tile * TOKENS, tl.load(inputs_ptr + entry + i) * C])
+            x = x_tiles.load([token_at, tl.load(inputs_ptr + entry) * C])
         else:
             x = _input_tile(
-                x_ptr, inputs_ptr, entry + i, token, tokens, in_features, x_token, x_feature, C, GATHER, MASK_TOKENS,
+                x_ptr, inputs_ptr, entry, token, tokens, in_features, x_token, x_feature, C, GATHER, MASK_TOKENS,
                 MASK_FEATURES,
             )  # fmt: skip
         if value_tiles is not None:
-            values = value_tiles.load([row + i * ROWS, 0])
+            values = value_tiles.load([entry * R, 0])
         else:
-            values = tl.load(values_ptr + (row + i * ROWS).to(tl.int64) * C + at)
-        acc = tl.dot(x, tl.trans(values), acc, input_precision=PRECISION)
-    return acc
+            values = tl.load(values_ptr + entry * (R * C) + at)
+        if SWAPPED:
+            acc = tl.dot(values, tl.trans(x), acc, input_precision=PRECISION)
+        else:
+            acc = tl.dot(x, tl.trans(values), acc, input_precision=PRECISION)
+        if entry + 1 == end:
+            _finish(
+                acc, bias_ptr, out_ptr, out_tiles, token, tile * R + tl.arange(0, R),
+                tile * R if TRANSPOSED else token_at, token_at if TRANSPOSED else tile * R, tokens, out_features,
+                out_token, out_feature, HAS_BIAS, ACTIVATION, SWAPPED, WHOLE,
+            )  # fmt: skip
+            acc = tl.zeros_like(acc)
+            tile += 1
+            end = tl.load(begins_ptr + tile + 1)
 
 
-# What differs from layer to layer would else be compiled for: multiples of 16, and 1.
-@triton.jit(do_not_specialize=["pairs_at", "inputs_at", "tokens", "num_pairs"])
-def _many_tokens_kernel(
-    x_ptr, values_ptr, bias_ptr, out_ptr, index_ptr, x_tiles, pair_tiles, value_tiles, pairs_at, inputs_at, tokens,
-    in_features, out_features, num_pairs, x_token, x_feature, out_token, out_feature, R: tl.constexpr, C: tl.constexpr,
-    TOKENS: tl.constexpr, GROUP: tl.constexpr, GATHER: tl.constexpr, MASK_TOKENS: tl.constexpr,
-    MASK_FEATURES: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """A program has a pair of output tiles and TOKENS tokens; neighbours share tiles of x and of values."""
-    pid = tl.program_id(0)
-    inputs_ptr = index_ptr + inputs_at
-    first_token_tile = pid // (GROUP * num_pairs) * GROUP
-    group = tl.minimum(tl.cdiv(tokens, TOKENS) - first_token_tile, GROUP)
-    in_group = pid % (GROUP * num_pairs)
-    token_tile = first_token_tile + in_group % group
-    token = token_tile * TOKENS + tl.arange(0, TOKENS)
-    fields = index_ptr + pairs_at + in_group // group * 7
-    tile_a, tile_b, row, entry = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3)
-    both, only_a, only_b = tl.load(fields + 4), tl.load(fields + 5), tl.load(fields + 6)
-
-    acc = _run(
-        tl.zeros((TOKENS, 2 * R), tl.float32), x_ptr, x_tiles, values_ptr, pair_tiles, inputs_ptr, entry, row, both,
-        token_tile, token, tokens, in_features, x_token, x_feature, 2 * R, C, TOKENS, GATHER, MASK_TOKENS,
-        MASK_FEATURES, PRECISION, STAGES,
-    )  # fmt: skip
-    acc_a, acc_b = tl.split(tl.permute(tl.reshape(acc, (TOKENS, 2, R)), (0, 2, 1)))
-    row += both * 2 * R
-    entry += both
-    acc_a = _run(
-        acc_a, x_ptr, x_tiles, values_ptr, value_tiles, inputs_ptr, entry, row, only_a, token_tile, token, tokens,
-        in_features, x_token, x_feature, R, C, TOKENS, GATHER, MASK_TOKENS, MASK_FEATURES, PRECISION, STAGES,
-    )  # fmt: skip
-    lane = tl.arange(0, R)
-    _finish(
-        acc_a, bias_ptr, out_ptr, token, tile_a * R + lane, tokens, out_features, out_token, out_feature, HAS_BIAS,
-        ACTIVATION, WHOLE,
-    )  # fmt: skip
-    if tile_b >= 0:
-        acc_b = _run(
-            acc_b, x_ptr, x_tiles, values_ptr, value_tiles, inputs_ptr, entry + only_a, row + only_a * R, only_b,
-            token_tile, token, tokens, in_features, x_token, x_feature, R, C, TOKENS, GATHER, MASK_TOKENS,
-            MASK_FEATURES, PRECISION, STAGES,
-        )  # fmt: skip
-        _finish(
-            acc_b, bias_ptr, out_ptr, token, tile_b * R + lane, tokens, out_features, out_token, out_feature, HAS_BIAS,
-            ACTIVATION, WHOLE,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["pairs_at", "inputs_at", "tokens"])
+@triton.jit(do_not_specialize=["begins_at", "inputs_at", "tokens"])
 def _few_tokens_kernel(
-    x_ptr, values_ptr, bias_ptr, out_ptr, index_ptr, pairs_at, inputs_at, tokens, in_features, out_features,
+    x_ptr, values_ptr, bias_ptr, out_ptr, index_ptr, begins_at, inputs_at, tokens, in_features, out_features,
     x_token, x_feature, out_token, out_feature, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr,
     ENTRIES: tl.constexpr, TOKENS: tl.constexpr, GATHER: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program has ROWS outputs of a pair, all tokens, and reads ENTRIES entries of its list at a time."""
+    """A program has ROWS outputs of a tile, all tokens, and reads ENTRIES entries of its list at a time."""
     pid = tl.program_id(0)
-    parts: tl.constexpr = 2 * R // ROWS
+    parts: tl.constexpr = R // ROWS
     inputs_ptr = index_ptr + inputs_at
-    fields = index_ptr + pairs_at + pid // parts * 7
-    at = pid % parts * ROWS  # first of its outputs in the pair
-    second = at // R
-    tile = tl.load(fields + second)
-    if tile >= 0:
-        row, entry, both, only_a = tl.load(fields + 2), tl.load(fields + 3), tl.load(fields + 4), tl.load(fields + 5)
-        count = both + tl.load(fields + 5 + second)
-        past = both * 2 * R + second * only_a * R + at % R  # rows before those of its own tile alone
-        token = tl.arange(0, TOKENS)
-        lane = tl.arange(0, ENTRIES * C)
-        acc = tl.zeros((TOKENS, ROWS) if TOKENS > 1 else (ROWS,), tl.float32)
-        for i in range(0, count, ENTRIES):
-            number = i + lane // C
-            shared = number < both
-            value_row = row + tl.where(shared, number * 2 * R + at, past + (number - both) * R)
-            own_entry = entry + number + tl.where(shared, 0, second * only_a)
-            valid = number < count
-            if GATHER:
-                feature = tl.load(inputs_ptr + own_entry * C + lane % C, valid, other=-1)
-            else:
-                feature = tl.load(inputs_ptr + own_entry, valid, other=0) * C + lane % C
-            inside = valid & (feature >= 0) & (feature < in_features)
-            values = tl.load(
-                values_ptr + (value_row * C + lane % C).to(tl.int64)[None, :] + tl.arange(0, ROWS)[:, None] * C,
-                valid[None, :], other=0.0,
-            )  # fmt: skip
-            if TOKENS > 1:
-                x = tl.load(
-                    x_ptr + token[:, None] * x_token + feature[None, :] * x_feature,
-                    (token < tokens)[:, None] & inside[None, :], other=0.0,
-                )  # fmt: skip
-                acc = tl.dot(x, tl.trans(values), acc, input_precision=PRECISION)
-            else:
-                x = tl.load(x_ptr + feature * x_feature, inside, other=0.0)
-                acc += tl.sum(values.to(tl.float32) * x.to(tl.float32)[None, :], 1)
-        feature = tile * R + at % R + tl.arange(0, ROWS)
-        if TOKENS == 1:
-            acc = acc[None, :]
-        _finish(
-            acc, bias_ptr, out_ptr, token, feature, tokens, out_features, out_token, out_feature, HAS_BIAS, ACTIVATION,
-            False,
+    tile = pid // parts
+    row = pid % parts * ROWS + tl.arange(0, ROWS)  # of the tile
+    first, last = tl.load(index_ptr + begins_at + tile), tl.load(index_ptr + begins_at + tile + 1)
+    token = tl.arange(0, TOKENS)
+    lane = tl.arange(0, ENTRIES * C)
+    acc = tl.zeros((TOKENS, ROWS) if TOKENS > 1 else (ROWS,), tl.float32)
+    for i in range(first, last, ENTRIES):
+        entry = i + lane // C
+        valid = entry < last
+        if GATHER:
+            feature = tl.load(inputs_ptr + i * C + lane, valid, other=-1)
+        else:
+            feature = tl.load(inputs_ptr + entry, valid, other=0) * C + lane % C
+        inside = valid & (feature >= 0) & (feature < in_features)
+        values = tl.load(
+            values_ptr + entry[None, :] * (R * C) + row[:, None] * C + (lane % C)[None, :],
+            valid[None, :], other=0.0,
         )  # fmt: skip
+        if TOKENS > 1:
+            x = tl.load(
+                x_ptr + token[:, None] * x_token + feature[None, :] * x_feature,
+                (token < tokens)[:, None] & inside[None, :], other=0.0,
+            )  # fmt: skip
+            acc = tl.dot(x, tl.trans(values), acc, input_precision=PRECISION)
+        else:
+            x = tl.load(x_ptr + feature * x_feature, inside, other=0.0)
+            acc += tl.sum(values.to(tl.float32) * x.to(tl.float32)[None, :], 1)
+    if TOKENS == 1:
+        acc = acc[None, :]
+    _finish(
+        acc, bias_ptr, out_ptr, None, token, tile * R + row, 0, 0, tokens, out_features, out_token, out_feature,
+        HAS_BIAS, ACTIVATION, False, False,
+    )  # fmt: skip
 
 
-class Shape(NamedTuple):
-    """How the work of one product is cut: constants of `_many_tokens_kernel`."""
-
-    tokens: int
-    group: int
-    stages: int  # two make one more buffer: an entry's place is loaded before its tile
-    warps: int
-    descriptors: bool  # Hopper and newer
-
-
-class FewShape(NamedTuple):
-    """Constants of `_few_tokens_kernel`: outputs of a program, entries that it reads at a time."""
-
-    rows: int
-    entries: int
-    warps: int
-
-
-def choose_few_shape(tokens: int) -> FewShape:
-    return FewShape(16, 8, 4) if tokens == 1 else FewShape(16, 4, 4)
-
-
-def choose_shape(tokens: int, x: Tensor) -> Shape:
-    """For the products of this many tokens."""
-    if x.dtype == torch.float32:
-        return Shape(32, 8, 2, 4, False)
-    descriptors = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
-    if tokens <= 64:
-        return Shape(64, 8, 5, 4, descriptors)
-    return Shape(128, 8, 5, 4 if tokens <= 1024 else 8, descriptors)
-
-
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """One of the two products in the index."""
 
-    num_pairs: int
-    pairs_at: int
+    kind: str
+    num_tiles: int
+    begins_at: int
     inputs_at: int
     gathered: bool
 
@@ -253,63 +201,93 @@ def tile_matmul(
     out = x.new_empty(tokens, sizes.out_features)
     if not out.numel():
         return out
-    shape = None if tokens <= _FEW_TOKENS else choose_shape(tokens, x)
-    # Gathered slots are read by rows of tokens, so tokens are then the inner axis; whole tiles need no masks.
-    padded = tokens if shape is None else triton.cdiv(tokens, shape.tokens) * shape.tokens
-    transposed = shape is not None and sizes.gathered
-    z = x.new_empty(sizes.num_slots, padded).T if transposed else x.new_empty(padded, sizes.num_slots)
-    slots, column_pairs, column_inputs, row_pairs, _ = sizes.parts
-    columns = _Part(sizes.column_pairs, slots, slots + column_pairs, False)
-    begin = slots + column_pairs + column_inputs
-    rows = _Part(sizes.row_pairs, begin, begin + row_pairs, bool(sizes.gathered))
-    first, second = values.split([TILE * sizes.column_rows, TILE * sizes.row_rows])
-    _launch(x, first, index, None, z, columns, shape, tokens, "")
-    _launch(z, second, index, bias, out, rows, shape, tokens, activation)
+    columns, rows = parts(sizes, tokens)
+    column_shape, row_shape = (choose(part, tokens, x) for part in (columns, rows))
+    z = new_slots(x, sizes, max(getattr(shape, "tokens", 1) for shape in (column_shape, row_shape)))
+    first, second = values.split(sizes.value_parts)
+    launch(x, first, index, None, z, columns, column_shape, tokens)
+    launch(z, second, index, bias, out, rows, row_shape, tokens, activation)
     return out
 
 
-def _launch(
-    x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out: Tensor, part: _Part, shape: Shape | None,
-    tokens: int, activation: str,
+def parts(sizes: Sizes, tokens: int) -> tuple[Part, Part]:
+    slots, column_begins, column_inputs, row_begins, _ = sizes.parts
+    begin = slots + column_begins + column_inputs
+    first = "columns, transposed" if _transposed(sizes, tokens) else "columns"
+    second = "rows, gathered" if sizes.gathered else "rows"
+    return (
+        Part(first, sizes.column_tiles, slots, slots + column_begins, False),
+        Part(second, sizes.row_tiles, begin, begin + row_begins, bool(sizes.gathered)),
+    )
+
+
+def new_slots(x: Tensor, sizes: Sizes, multiple: int) -> Tensor:
+    """An empty z for the tokens of x, padded so that whole tiles of them need no masks."""
+    padded = triton.cdiv(x.shape[0], multiple) * multiple
+    if _transposed(sizes, x.shape[0]):
+        return x.new_empty(sizes.num_slots, padded).T
+    return x.new_empty(padded, sizes.num_slots)
+
+
+def _transposed(sizes: Sizes, tokens: int) -> bool:
+    """Gathered slots are read by rows of tokens, so tokens are then the inner axis."""
+    return bool(sizes.gathered) and tokens > FEW_TOKENS
+
+
+def choose(part: Part, tokens: int, x: Tensor) -> Shape | FewShape:
+    product = Product(part.kind, tokens, max(1, part.num_tiles))
+    return (choose_few_shape if tokens <= FEW_TOKENS else choose_shape)(product, x)
+
+
+def launch(
+    x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out: Tensor, part: Part, shape: Shape | FewShape,
+    tokens: int, activation: str = "",
 ) -> None:  # fmt: skip
     """One product; x and out may have more tokens than there are, which are neither meant nor written."""
-    if not part.num_pairs:
+    if not part.num_tiles:
         return
     tensors = x, values, values if bias is None else bias, out, index
-    sizes = part.pairs_at, part.inputs_at, tokens, x.shape[1], out.shape[1]
+    sizes = part.begins_at, part.inputs_at, tokens, x.shape[1], out.shape[1]
     strides = *x.stride(), *out.stride()
     common = {
-        "R": TILE, "C": TILE, "GATHER": part.gathered, "HAS_BIAS": bias is not None, "ACTIVATION": activation,
+        "R": OUT_TILE, "C": IN_TILE, "GATHER": part.gathered, "HAS_BIAS": bias is not None, "ACTIVATION": activation,
         "PRECISION": _precision(x),
     }  # fmt: skip
-    if shape is None:
-        few = choose_few_shape(tokens)
-        _few_tokens_kernel[(part.num_pairs * (2 * TILE // few.rows),)](
-            *tensors, *sizes, *strides, ROWS=few.rows, ENTRIES=few.entries,
-            TOKENS=1 if tokens == 1 else _FEW_TOKENS, num_warps=few.warps, **common,
+    if isinstance(shape, FewShape):
+        _few_tokens_kernel[(part.num_tiles * (OUT_TILE // shape.rows),)](
+            *tensors, *sizes, *strides, ROWS=shape.rows, ENTRIES=shape.entries,
+            TOKENS=1 if tokens == 1 else FEW_TOKENS, num_warps=shape.warps, **common,
         )  # fmt: skip
         return
     token_tiles = triton.cdiv(tokens, shape.tokens)
-    _many_tokens_kernel[(token_tiles * part.num_pairs,)](
-        *tensors, *_descriptors(x, values, part, shape), *sizes, part.num_pairs, *strides, TOKENS=shape.tokens,
-        GROUP=shape.group, STAGES=shape.stages, MASK_TOKENS=x.shape[0] < token_tiles * shape.tokens,
-        MASK_FEATURES=x.shape[1] % TILE != 0,
-        WHOLE=out.shape[0] >= token_tiles * shape.tokens and out.shape[1] % TILE == 0, num_warps=shape.warps, **common,
+    transposed = out.stride(1) != 1
+    _many_tokens_kernel[(token_tiles * triton.cdiv(part.num_tiles, shape.tiles),)](
+        *tensors, *_descriptors(x, values, out, part, shape), *sizes, part.num_tiles, shape.tiles, shape.group,
+        *strides, TOKENS=shape.tokens, SWAPPED=shape.swapped, STAGES=shape.stages,
+        MASK_TOKENS=x.shape[0] < token_tiles * shape.tokens, MASK_FEATURES=not x.shape[1] or x.shape[1] % IN_TILE != 0,
+        TRANSPOSED=transposed, WHOLE=out.shape[0] >= token_tiles * shape.tokens and out.shape[1] % OUT_TILE == 0,
+        num_warps=shape.warps, **common,
     )  # fmt: skip
 
 
 def _descriptors(
-    x: Tensor, values: Tensor, part: _Part, shape: Shape
+    x: Tensor, values: Tensor, out: Tensor, part: Part, shape: Shape
 ) -> tuple[TensorDescriptor | None, TensorDescriptor | None, TensorDescriptor | None]:
-    """Of tiles of x, of values of a pair, and of one tile; None for what pointers have to do."""
-    if not shape.descriptors or not values.numel():
+    """Of tiles of x, of values and of outputs; None for what pointers have to do."""
+    if not shape.descriptors:
         return None, None, None
-    rows = values.view(-1, TILE)
-    pair, single = (TensorDescriptor.from_tensor(rows, [height, TILE]) for height in (2 * TILE, TILE))
-    aligned = x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
-    if part.gathered or not aligned or not x.numel():
-        return None, pair, single
-    return TensorDescriptor.from_tensor(x, [shape.tokens, TILE]), pair, single
+    x_tiles = None if part.gathered or not _describable(x) else TensorDescriptor.from_tensor(x, [shape.tokens, IN_TILE])
+    value_tiles = TensorDescriptor.from_tensor(values.view(-1, IN_TILE), [OUT_TILE, IN_TILE])
+    out_tiles = None
+    if _describable(out):
+        out_tiles = TensorDescriptor.from_tensor(out, [shape.tokens, OUT_TILE])
+    elif _describable(out.T):
+        out_tiles = TensorDescriptor.from_tensor(out.T, [OUT_TILE, shape.tokens])
+    return x_tiles, value_tiles, out_tiles
+
+
+def _describable(x: Tensor) -> bool:
+    return x.numel() > 0 and x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
 
 
 def _precision(x: Tensor) -> str:
