@@ -44,9 +44,12 @@ def captured(calls: Sequence[Call]) -> Call:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph.replay
+        kept = [call() for call in calls]
+
+    def replay(calls: Any = (calls, kept)) -> None:  # the graph reads what they hold
+        graph.replay()
+
+    return replay
 
 
 def in_turns(runs: Sequence[Call], rounds: int) -> list[float]:

@@ -25,7 +25,6 @@ from torch import Tensor
 from gblr.ops.block_matmul import shapes
 from gblr.ops.block_matmul import triton as kernels
 from gblr.ops.block_matmul.shapes import FEW_TOKENS, FewShape, Shape
-from gblr.ops.block_matmul.tiling import TILE
 
 CASES = (
     Case(4096, 4096, 0.25, block_rank=64, align=64),
@@ -37,14 +36,22 @@ CASES = (
     Case(768, 768, 0.3, block_rank=16, align=16),
 )
 TOKENS = (1, 16, 64, 256, 1024, 4096, 25216)
-GROUP, OTHER_GROUPS = 8, (2, 4, 16, 32)
+GROUP, TILES = 4, (1, 4)
+OTHER_GROUPS, OTHER_TILES = (1, 2, 8, 16), (1, 2, 8, 16)
 MOST_TOKENS = 256  # of a tile
 
 
 def many_shapes(tokens: int = 25216) -> list[Shape]:
-    sizes = [size for size in (64, 128, MOST_TOKENS) if size <= max(64, 2 * tokens)]
-    found = itertools.product(sizes, (GROUP,), (3, 5, 7), (4, 8), (True, False))
-    return [Shape(*shape) for shape in found if not (shape[0] == 256 and shape[3] == 4)]
+    """One tile of outputs to a program."""
+    found = []
+    for size in (64, 128, MOST_TOKENS):
+        if size > max(64, 2 * tokens):
+            continue
+        stages = (3, 5, 7) if size == 64 else (3, 5)
+        warps = (8,) if size == MOST_TOKENS else (4,) if size == 64 else (4, 8)
+        swapped = (False,) if size == 64 else (False, True)
+        found += list(itertools.product((size,), (1,), (GROUP,), stages, warps, swapped, (True,), (True, False)))
+    return [Shape(*shape) for shape in found]
 
 
 def few_shapes(tokens: int) -> list[FewShape]:
@@ -59,7 +66,7 @@ class Products:
     def __init__(self, layer: Layer, x: Tensor):
         self.layer, self.tokens = layer, x.shape[0]
         self.parts = kernels.parts(layer.sizes, self.tokens)
-        self.values = layer.values.split([TILE * layer.sizes.column_rows, TILE * layer.sizes.row_rows])
+        self.values = layer.values.split(layer.sizes.value_parts)
         z = kernels.new_slots(x, layer.sizes, 1 if self.tokens <= FEW_TOKENS else MOST_TOKENS)
         y = x.new_empty(self.tokens, layer.case.out_features)
         self.inputs, self.outputs = (x, z), (z, y)
@@ -101,7 +108,8 @@ def compile_all() -> None:
 def tune(case: Case, tokens: int) -> list[dict[str, Any]]:
     """What was timed, best first, for each of the two products."""
     few = tokens <= FEW_TOKENS
-    layers = [Layer(case, seed) for seed in range(8)] if few else [Layer(case)] * 2  # few tokens: weights not in cache
+    # few tokens: weights must not be in the cache; short runs: starting a graph must not count
+    layers = [Layer(case, seed) for seed in range(8)] if few else [Layer(case)] * (2 if tokens >= 4096 else 8)
     x = torch.randn(tokens, case.in_features, device=device(), dtype=torch.bfloat16)
     dense, low_rank = (
         seconds / len(layers) * 1e6
@@ -113,19 +121,23 @@ def tune(case: Case, tokens: int) -> list[dict[str, Any]]:
     rows = []
     for which in (0, 1):
         reference = every[0]
-        first = few_shapes(tokens)[0] if few else Shape(64, GROUP, 3, 4, False)
+        first = few_shapes(tokens)[0] if few else Shape(64, 1, GROUP, 3, 4, False, False, False)
         reference.launch(which, first)
         expected = reference.output(which)
         timed = partial(_timed, every, which, expected)
-        found = [timed(shape) for shape in (few_shapes(tokens) if few else many_shapes(tokens))]
-        found.sort(key=lambda row: row.get("us", float("inf")))
-        if not few and tokens >= 4096:
-            best = [row["shape"] for row in found[:2]]
-            found += [timed(shape._replace(group=group)) for shape in best for group in OTHER_GROUPS]
-            found.sort(key=lambda row: row.get("us", float("inf")))
+        if few:
+            found = _sorted([timed(shape) for shape in few_shapes(tokens)])
+        else:
+            tiles = TILES if tokens > 1024 else TILES[:1]
+            found = _sorted([timed(s._replace(tiles=n)) for s in many_shapes(tokens) for n in tiles])
+        if tokens >= 4096:
+            for name, others in (("tiles", OTHER_TILES), ("group", OTHER_GROUPS)):
+                best = [row["shape"] for row in found[:2]]
+                more = {shape._replace(**{name: other}) for shape in best for other in others}
+                found = _sorted(found + [timed(shape) for shape in more - {row["shape"] for row in found}])
         part = reference.parts[which]
         for row in found:
-            row |= {"case": str(case), "kind": part.kind, "tokens": tokens, "pairs": part.num_pairs}
+            row |= {"case": str(case), "kind": part.kind, "tokens": tokens, "tiles": part.num_tiles}
         rows += found
         told = ", ".join(f"{row['us']:.1f} {tuple(row['shape'])}" for row in found[:3] if "us" in row)
         print(
@@ -136,6 +148,10 @@ def tune(case: Case, tokens: int) -> list[dict[str, Any]]:
     if not error < 0.02:
         print(f"    WRONG by {error:.3g}", flush=True)
     return rows
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row.get("us", float("inf")))
 
 
 def _timed(every: list[Products], which: int, expected: Tensor, shape: Shape | FewShape) -> dict[str, Any]:
@@ -151,13 +167,13 @@ def _timed(every: list[Products], which: int, expected: Tensor, shape: Shape | F
 
 
 def write_table(rows: list[dict[str, Any]], path: Path) -> None:
-    """The best of each product; those of one kind, tokens and pairs are one."""
+    """The best of each product; those of one kind, tokens and tiles are one."""
     gpus = json.loads(path.read_text())["gpus"] if path.exists() else {}
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        key = row["kind"], row["tokens"], row["pairs"]
+        key = row["kind"], row["tokens"], row["tiles"]
         if "us" in row and (key not in best or row["us"] < best[key]["us"]):
-            best[key] = {name: row[name] for name in ("kind", "tokens", "pairs", "shape", "us")}
+            best[key] = {name: row[name] for name in ("kind", "tokens", "tiles", "shape", "us")}
     gpus[torch.cuda.get_device_name()] = list(best.values())
     lines = [
         f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(row)}" for row in found) + "\n  ]"

@@ -23,6 +23,7 @@ from gblr.matrices.packed import PackedGBLR
 from gblr.matrices.structure import Structure
 from gblr.ops import block_matmul, native
 from tests.conversion.low_rank_models import assert_same
+from tests.helpers import raises_value_error
 from tests.layers.gaudi_layers import random_gaudi, scatter_blocks, three_blocks
 from tests.layers.packed_layers import each_form, needs_kernels
 
@@ -68,7 +69,7 @@ def quick_clock(monkeypatch):
     monkeypatch.setattr(
         planner,
         "form_times",
-        lambda layer, x: times | ({"factors": 0.5} if layer.out_features == 16 else {}),
+        lambda layer, x, graphs: times | ({"factors": 0.5} if layer.out_features == 16 else {}),
     )
     return times
 
@@ -158,13 +159,20 @@ def test_expected_forms_follow_the_multiplications():
         assert of(300, 100) == "packed"
 
 
+def test_graphs_are_measured_on_a_gpu_alone(image):
+    with raises_value_error("cpu", "CUDA graphs"):
+        harden_(Model(), image, captured=True)
+    with raises_value_error("example_inputs"):
+        harden_(Model(), captured=True)
+
+
 def test_layers_are_measured_on_what_reaches_them(image, monkeypatch):
     seen = {}
     measure = planner.form_times
 
-    def record(layer, x):
+    def record(layer, x, graphs):
         seen[layer.out_features] = tuple(x.shape)
-        return measure(layer, x)
+        return measure(layer, x, graphs)
 
     monkeypatch.setattr(planner, "form_times", record)
     harden_(Model(), image)

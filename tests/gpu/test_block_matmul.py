@@ -98,7 +98,7 @@ def test_gradients_agree_with_the_cpus():
     x, bias, upstream = torch.randn(40, 130), torch.randn(200), torch.randn(40, 200)
     found = []
     for device in ("cpu", "cuda"):
-        leaves = [t.to(device).requires_grad_() for t in (x, bias)]
+        leaves = [t.to(device).detach().clone().requires_grad_() for t in (x, bias)]
         product(matrix.to(device), *leaves, "gelu").backward(upstream.to(device))
         found.append([leaf.grad.cpu() for leaf in leaves])
     for on_cpu, on_gpu in zip(*found, strict=True):
@@ -175,7 +175,8 @@ def test_autocast_reaches_the_kernels():
     with torch.autocast("cuda", torch.bfloat16), torch.no_grad():
         y = layer(x)
     assert y.dtype == torch.bfloat16
-    torch.testing.assert_close(y.float(), layer(x), rtol=0.05, atol=0.5)
+    exact = layer(x)
+    assert (y - exact).norm() < 0.01 * exact.norm()
 
 
 def test_the_planner_measures_all_forms_and_keeps_the_fastest():

@@ -98,7 +98,7 @@ def test_every_way_to_cut_the_work_gives_the_product(
     interpreted, unwritten_is_nan, monkeypatch, block_rank, in_features, tokens, tiles, swapped, descriptors, generator
 ):
     """With descriptors as on Hopper; axes that these cannot take are left to pointers."""
-    shape = interpreted.Shape(32, tiles, 2, 3, 4, swapped, descriptors)
+    shape = interpreted.Shape(32, tiles, 2, 3, 4, swapped, descriptors, tiles == 1)
     monkeypatch.setattr(interpreted, "choose_shape", lambda *_: shape)
     matrix = random_packed(290, in_features, 256 // block_rank, block_rank)
     x, bias = torch.randn(tokens, in_features, generator=generator), torch.randn(290, generator=generator)

@@ -17,7 +17,7 @@ from gblr.matrices.packed import PackedGBLR
 Plan = Literal["auto", "packed", "factors", "dense"]
 
 
-def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto") -> Report:
+def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto", captured: bool = False) -> Report:
     """Replaces Gaudi layers, and structured ones over a `GBLRMatrix`, by packed ones, in place: no mask is left.
 
     Masks are folded into the contents, contents cropped to where a mask is above 1e-3, dead blocks dropped. Outputs
@@ -27,6 +27,10 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto") -
     one ("dense"); what is stored and saved is the same. With `example_inputs` (a tensor, a tuple of positional
     arguments or a mapping of named ones) the model is run once, the forms are measured for each layer, and the
     fastest is kept; the report has the times. Without, multiplications are counted. Another `plan` forces a form.
+
+    On a GPU, `captured` measures CUDA graphs, for models that will run as such (`torch.cuda.graph`,
+    `torch.compile(mode="reduce-overhead")`): packed blocks take longer to launch than plain products, which a graph
+    hides and a plain call of a small layer does not.
     """
     if plan not in get_args(Plan):
         raise ValueError(f"`plan` must be one of {get_args(Plan)}; got {plan!r}.")
@@ -34,11 +38,13 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto") -
     if not targets:
         raise ValueError("the model has no Gaudi or GBLR layer to harden; convert it first with `convert_`.")
     measured = example_inputs is not None and plan == "auto"
+    if captured:
+        _check_captured(targets, measured)
     inputs = record_inputs(model, targets, example_inputs) if measured else {}
     layers = {name: _packed_layer(module) for name, module in targets.items()}
     if plan == "packed":
         _check_kernels(layers)
-    times = measure_forms(layers, inputs)
+    times = measure_forms(layers, inputs, captured)
     for name, layer in layers.items():
         layer.planned = fastest(times.get(name, {})) if plan == "auto" else plan
         layer.prepare()
@@ -48,6 +54,14 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto") -
             model.set_submodule(name, layer)
     rows = [_row(name, layer, times.get(name, {})) for name, layer in layers.items()]
     return Report(rows, list(layers), "hardened: masks folded, blocks cropped and packed", _notes(rows, measured))
+
+
+def _check_captured(targets: dict[str, Any], measured: bool) -> None:
+    if not measured:
+        raise ValueError("`captured` says how forms are measured: give `example_inputs`, and leave `plan` at 'auto'.")
+    found = {parameter.device.type for module in targets.values() for parameter in module.parameters()}
+    if found != {"cuda"}:
+        raise ValueError(f"`captured` measures CUDA graphs, and the model is on {', '.join(sorted(found))}.")
 
 
 def _check_kernels(layers: dict[str, MatrixModule]) -> None:

@@ -1,13 +1,14 @@
 """Which form a packed layer should multiply by: measured on this machine, on the inputs that the layer really sees."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gblr.conversion.measure import undisturbed
-from gblr.conversion.timing import interleaved
+from gblr.conversion.timing import captured, interleaved
 from gblr.layers.structured import MatrixModule
 from gblr.matrices import forms
 from gblr.matrices.forms import Form
@@ -53,26 +54,32 @@ def fastest(times: Times) -> Form | None:
     return next((form for form, seconds in times.items() if seconds == best), None)
 
 
-def measure_forms(layers: Mapping[str, MatrixModule], inputs: Mapping[str, Tensor]) -> dict[str, Times]:
-    """Seconds of every possible form of every layer that has an input."""
+def measure_forms(
+    layers: Mapping[str, MatrixModule], inputs: Mapping[str, Tensor], graphs: bool = False
+) -> dict[str, Times]:
+    """Seconds of every possible form of every layer that has an input; of CUDA graphs, or of plain calls."""
     times = {}
     with progress("measuring forms", len(inputs)) as tick:
         for name, x in inputs.items():
-            times[name] = form_times(layers[name], x)
+            times[name] = form_times(layers[name], x, graphs)
             tick()
     return times
 
 
 @torch.no_grad()
-def form_times(layer: MatrixModule, x: Tensor) -> Times:
+def form_times(layer: MatrixModule, x: Tensor, graphs: bool = False) -> Times:
     matrix = layer.matrix
     assert isinstance(matrix, PackedGBLR)
     dtype = matrix.u.dtype  # the input may have another, inside of autocast
     x, bias = layer.product_input(x).to(dtype), None if layer.bias is None else layer.bias.to(dtype)
     derived = {form: forms.derive(form, matrix) for form in forms.possible_forms(matrix)}
 
+    made: dict[Form, Any] = {form: partial(forms.multiply, form, each, x, bias) for form, each in derived.items()}
+    if graphs:
+        made = {form: captured(call) for form, call in made.items()}
+
     def calls(chosen: Sequence[Form]) -> list[Any]:
-        return [lambda form=form: forms.multiply(form, derived[form], x, bias) for form in chosen]
+        return [made[form] for form in chosen]
 
     # the least time of each: other programs make calls slower, never faster
     first = {

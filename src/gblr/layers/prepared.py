@@ -17,6 +17,8 @@ from gblr.ops.checks import can_read_values, is_plain_eager
 
 _TENSORS = ("_derived_0", "_derived_1")  # single attributes: torch.export finds no tensors in tuples
 _NAMES = (*_TENSORS, "_sizes", "_bound")
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla")
+_AUTOCAST = frozenset(d for d in _DEVICES if torch.amp.is_autocast_available(d))  # asked here: it breaks graphs in 2.11
 
 
 class PreparedModule(nn.Module):
@@ -192,6 +194,6 @@ class _Linked(torch.autograd.Function):
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype of an autocast region, where `x` is in one; float64 stays, as in torch's own layers."""
     device = x.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+    if device not in _AUTOCAST or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
         return None
     return torch.get_autocast_dtype(device)

@@ -25,7 +25,8 @@ class Shape(NamedTuple):
     stages: int  # two make one more buffer: an entry's place is loaded before its tile
     warps: int
     swapped: bool  # whether values are the left factor: outputs are then the rows of the sums
-    descriptors: bool  # Hopper and newer
+    descriptors: bool  # whether tiles come by descriptors: Hopper and newer
+    stores: bool  # whether outputs leave by them too, which takes shared memory
 
 
 class FewShape(NamedTuple):
@@ -53,12 +54,12 @@ def choose_few_shape(product: Product, x: Tensor) -> FewShape:
 
 def choose_shape(product: Product, x: Tensor) -> Shape:
     if x.dtype == torch.float32:
-        return Shape(32, 1, 8, 2, 4, False, False)
+        return Shape(32, 1, 8, 2, 4, False, False, False)
     measured = _nearest(product, x.device, few=False)
     if measured is not None:
         return Shape(*measured)
     # a GPU that was never measured: what fits into the shared memory of any from Ampere on
-    return Shape(64 if product.tokens <= 64 else 128, 1, 8, 3, 4, False, False)
+    return Shape(64 if product.tokens <= 64 else 128, 1, 8, 3, 4, False, False, False)
 
 
 @functools.lru_cache(4096)

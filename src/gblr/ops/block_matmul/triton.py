@@ -278,12 +278,13 @@ def _descriptors(
         return None, None, None
     x_tiles = None if part.gathered or not _describable(x) else TensorDescriptor.from_tensor(x, [shape.tokens, IN_TILE])
     value_tiles = TensorDescriptor.from_tensor(values.view(-1, IN_TILE), [OUT_TILE, IN_TILE])
-    out_tiles = None
+    return x_tiles, value_tiles, _out_descriptor(out, shape) if shape.stores else None
+
+
+def _out_descriptor(out: Tensor, shape: Shape) -> TensorDescriptor | None:
     if _describable(out):
-        out_tiles = TensorDescriptor.from_tensor(out, [shape.tokens, OUT_TILE])
-    elif _describable(out.T):
-        out_tiles = TensorDescriptor.from_tensor(out.T, [OUT_TILE, shape.tokens])
-    return x_tiles, value_tiles, out_tiles
+        return TensorDescriptor.from_tensor(out, [shape.tokens, OUT_TILE])
+    return TensorDescriptor.from_tensor(out.T, [OUT_TILE, shape.tokens]) if _describable(out.T) else None
 
 
 def _describable(x: Tensor) -> bool:
