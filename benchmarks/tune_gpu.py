@@ -71,10 +71,10 @@ class Products:
         y = x.new_empty(self.tokens, layer.case.out_features)
         self.inputs, self.outputs = (x, z), (z, y)
 
-    def launch(self, which: int, shape: Shape | FewShape) -> None:
+    def launch(self, which: int, shape: Shape | FewShape, alone: bool = True) -> None:
         kernels.launch(
             self.inputs[which], self.values[which], self.layer.index, None, self.outputs[which], self.parts[which],
-            shape, self.tokens,
+            shape, self.tokens, overlap="" if alone else ("first", "second")[which],
         )  # fmt: skip
 
     def output(self, which: int) -> Tensor:

@@ -6,7 +6,7 @@ from triton.backends.compiler import GPUTarget
 from gblr.ops.block_matmul import triton as kernels
 
 TARGETS = [(80, "bf16"), (90, "bf16"), (90, "fp32")]
-COMMON = {"R": 128, "C": 64, "HAS_BIAS": True, "ACTIVATION": "gelu", "PRECISION": "ieee"}
+COMMON = {"R": 128, "C": 64, "HAS_BIAS": True, "ACTIVATION": "gelu", "PRECISION": "ieee", "OVERLAP": ""}
 
 
 def compile_for(target: GPUTarget, kernel, dtype: str, constants: dict[str, object]) -> None:
@@ -42,17 +42,18 @@ def main() -> None:
     }
     for arch, dtype in TARGETS:
         target = GPUTarget("cuda", arch, 32)
+        ends = ({"OVERLAP": "first"}, {"OVERLAP": "second"}) if arch >= 90 else ({}, {})
         tokens = 32 if dtype == "fp32" else 128
         first = many | {"TOKENS": tokens, "GATHER": False, "x_feature": 1}
-        compile_for(target, kernels._many_tokens_kernel, dtype, first | {"out_feature": 1})
+        compile_for(target, kernels._many_tokens_kernel, dtype, first | ends[0] | {"out_feature": 1})
         compile_for(
             target, kernels._many_tokens_kernel, dtype, first | {"out_token": 1, "WHOLE": True, "SWAPPED": True}
         )
         second = many | {"TOKENS": tokens, "GATHER": True, "x_token": 1, "out_feature": 1}
-        compile_for(target, kernels._many_tokens_kernel, dtype, second)
+        compile_for(target, kernels._many_tokens_kernel, dtype, second | ends[1])
         for number in (1, 16):
             few = {"ROWS": 16, "ENTRIES": 4, "TOKENS": number, "GATHER": True, "x_feature": 1, "out_feature": 1}
-            compile_for(target, kernels._few_tokens_kernel, dtype, few)
+            compile_for(target, kernels._few_tokens_kernel, dtype, few | ends[1])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from gblr.matrices.packed import PackedGBLR
 from gblr.progress import progress
 
 _ROUNDS, _SECONDS = 3, 0.02  # per layer: at least so many rounds, and more while they are short
+_PER_GRAPH = 10  # calls: starting a graph takes longer than a small layer
 _HOPELESS = 3.0  # times slower than the best in the first rounds: not measured further
 
 Times = dict[Form, float]
@@ -75,8 +76,9 @@ def form_times(layer: MatrixModule, x: Tensor, graphs: bool = False) -> Times:
     derived = {form: forms.derive(form, matrix) for form in forms.possible_forms(matrix)}
 
     made: dict[Form, Any] = {form: partial(forms.multiply, form, each, x, bias) for form, each in derived.items()}
+    per_run = _PER_GRAPH if graphs else 1
     if graphs:
-        made = {form: captured(call) for form, call in made.items()}
+        made = {form: captured(call, per_run) for form, call in made.items()}
 
     def calls(chosen: Sequence[Form]) -> list[Any]:
         return [made[form] for form in chosen]
@@ -87,4 +89,5 @@ def form_times(layer: MatrixModule, x: Tensor, graphs: bool = False) -> Times:
     }
     close = [form for form, seconds in first.items() if seconds < _HOPELESS * min(first.values())]
     more = interleaved(calls(close), x.device, _ROUNDS, _SECONDS)
-    return first | {form: min(first[form], *found) for form, found in zip(close, more, strict=True)}
+    first |= {form: min(first[form], *found) for form, found in zip(close, more, strict=True)}
+    return {form: seconds / per_run for form, seconds in first.items()}

@@ -33,8 +33,8 @@ def interleaved(
     return [found[1:] for found in times]
 
 
-def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call as a CUDA graph, to be replayed; what it returns is overwritten by the next replay."""
+def captured(call: Callable[[], Any], times: int) -> Callable[[], Any]:
+    """So many calls as one CUDA graph, to be replayed."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.no_grad(), torch.cuda.stream(side):
@@ -42,11 +42,10 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
-        kept = call()
+        kept = [call() for _ in range(times)]
 
-    def replay(call: Callable[[], Any] = call) -> Any:  # the graph reads what the call holds
+    def replay(kept: Any = (call, kept)) -> None:  # the graph reads and writes what they hold
         graph.replay()
-        return kept
 
     return replay
 

@@ -87,8 +87,10 @@ def _slots(live: Tensor, start: Tensor, size: Tensor, length: int, whole: bool) 
     order = live if whole else live[_like_intervals(start[live], size[live])]
     lines = torch.full((-(-len(order) // OUT_TILE) * OUT_TILE,), -1)
     lines[: len(order)] = order
-    groups = lines.view(-1, IN_TILE)
-    return groups[_matched(_by(IN_TILE, _touched(lines, start, size, length)))].flatten()
+    needs = _by(IN_TILE, _touched(lines, start, size, length))
+    order = _matched(needs)
+    long = _by(2, needs[order]).sum(1).argsort(descending=True, stable=True)  # long ones last would be waited for
+    return lines.view(-1, IN_TILE)[order.view(-1, 2)[long].flatten()].flatten()
 
 
 def _like_intervals(start: Int[Tensor, " n"], size: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

@@ -10,10 +10,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as cuda_extra
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gblr.ops.block_matmul.shapes import FEW_TOKENS, FewShape, Product, Shape, choose_few_shape, choose_shape
 from gblr.ops.block_matmul.tiling import IN_TILE, OUT_TILE, Sizes
+
+SLAB_BYTES = 16 * 2**20  # of z, a part of the cache of a data center's GPU
+_LEAST_SLAB, _SLAB_STEP = 4096, 256  # tokens: fewer would not fill the GPU
+_OVERLAPPING = (9, 0)  # Hopper: a kernel may start before the one it depends on has ended
 
 
 @triton.jit
@@ -81,6 +86,23 @@ def _input_tile(
         return tl.load(x_ptr + at)
 
 
+@triton.jit
+def _meet_other_product(OVERLAP: tl.constexpr):
+    """The second product may start while the first ends, and waits here for what the first has written."""
+    if OVERLAP == "first":
+        cuda_extra.gdc_launch_dependents()
+    elif OVERLAP == "second":
+        cuda_extra.gdc_wait()
+
+
+@triton.jit
+def _bring_near(pointers):
+    """The 128 bytes at each pointer into the second-level cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 # What differs from layer to layer would else be compiled for: multiples of 16, and 1.
 @triton.jit(do_not_specialize=["begins_at", "inputs_at", "tokens", "num_tiles", "tiles_per_program", "group_size"])
 def _many_tokens_kernel(
@@ -89,6 +111,7 @@ def _many_tokens_kernel(
     R: tl.constexpr, C: tl.constexpr, TOKENS: tl.constexpr, SWAPPED: tl.constexpr, GATHER: tl.constexpr,
     MASK_TOKENS: tl.constexpr, MASK_FEATURES: tl.constexpr, TRANSPOSED: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program has TOKENS tokens and some tiles of outputs, and goes through their entries in one loop.
 
@@ -110,6 +133,11 @@ def _many_tokens_kernel(
     end = tl.load(begins_ptr + tile + 1)
     at = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
     acc = tl.zeros((R, TOKENS) if SWAPPED else (TOKENS, R), tl.float32)
+    if OVERLAP == "second":
+        if token_at == 0:  # one program for all that need these values
+            for entry in range(first, last):
+                _bring_near(values_ptr + entry * (R * C) + tl.arange(0, R) * C)
+    _meet_other_product(OVERLAP)
     for entry in tl.range(first, last, num_stages=STAGES):
         if x_tiles is not None:
             x = x_tiles.load([token_at, tl.load(inputs_ptr + entry) * C])
@@ -137,14 +165,36 @@ def _many_tokens_kernel(
             end = tl.load(begins_ptr + tile + 1)
 
 
+@triton.jit
+def _few_entries(
+    values_ptr, inputs_ptr, i, last, row, in_features, R: tl.constexpr, C: tl.constexpr, ENTRIES: tl.constexpr,
+    GATHER: tl.constexpr,
+):  # fmt: skip
+    """Values (rows, ENTRIES C) and inputs of ENTRIES entries from `i` on; zeros and -1 beyond the last."""
+    lane = tl.arange(0, ENTRIES * C)
+    entry = i + lane // C
+    valid = entry < last
+    if GATHER:
+        feature = tl.load(inputs_ptr + i * C + lane, valid, other=-1)
+    else:
+        feature = tl.load(inputs_ptr + entry, valid, other=0) * C + lane % C
+    values = tl.load(
+        values_ptr + entry[None, :] * (R * C) + row[:, None] * C + (lane % C)[None, :], valid[None, :], other=0.0
+    )
+    return values, tl.where(valid & (feature < in_features), feature, -1)
+
+
 @triton.jit(do_not_specialize=["begins_at", "inputs_at", "tokens"])
 def _few_tokens_kernel(
     x_ptr, values_ptr, bias_ptr, out_ptr, index_ptr, begins_at, inputs_at, tokens, in_features, out_features,
     x_token, x_feature, out_token, out_feature, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr,
     ENTRIES: tl.constexpr, TOKENS: tl.constexpr, GATHER: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A program has ROWS outputs of a tile, all tokens, and reads ENTRIES entries of its list at a time."""
+    """A program has ROWS outputs of a tile, all tokens, and reads ENTRIES entries of its list at a time.
+
+    Values are loaded one round ahead; the first ones even before the other product is waited for.
+    """
     pid = tl.program_id(0)
     parts: tl.constexpr = R // ROWS
     inputs_ptr = index_ptr + inputs_at
@@ -152,20 +202,14 @@ def _few_tokens_kernel(
     row = pid % parts * ROWS + tl.arange(0, ROWS)  # of the tile
     first, last = tl.load(index_ptr + begins_at + tile), tl.load(index_ptr + begins_at + tile + 1)
     token = tl.arange(0, TOKENS)
-    lane = tl.arange(0, ENTRIES * C)
     acc = tl.zeros((TOKENS, ROWS) if TOKENS > 1 else (ROWS,), tl.float32)
+    values, feature = _few_entries(values_ptr, inputs_ptr, first, last, row, in_features, R, C, ENTRIES, GATHER)
+    _meet_other_product(OVERLAP)
     for i in range(first, last, ENTRIES):
-        entry = i + lane // C
-        valid = entry < last
-        if GATHER:
-            feature = tl.load(inputs_ptr + i * C + lane, valid, other=-1)
-        else:
-            feature = tl.load(inputs_ptr + entry, valid, other=0) * C + lane % C
-        inside = valid & (feature >= 0) & (feature < in_features)
-        values = tl.load(
-            values_ptr + entry[None, :] * (R * C) + row[:, None] * C + (lane % C)[None, :],
-            valid[None, :], other=0.0,
-        )  # fmt: skip
+        next_values, next_feature = _few_entries(
+            values_ptr, inputs_ptr, i + ENTRIES, last, row, in_features, R, C, ENTRIES, GATHER
+        )
+        inside = feature >= 0
         if TOKENS > 1:
             x = tl.load(
                 x_ptr + token[:, None] * x_token + feature[None, :] * x_feature,
@@ -175,6 +219,7 @@ def _few_tokens_kernel(
         else:
             x = tl.load(x_ptr + feature * x_feature, inside, other=0.0)
             acc += tl.sum(values.to(tl.float32) * x.to(tl.float32)[None, :], 1)
+        values, feature = next_values, next_feature
     if TOKENS == 1:
         acc = acc[None, :]
     _finish(
@@ -202,12 +247,24 @@ def tile_matmul(
     if not out.numel():
         return out
     columns, rows = parts(sizes, tokens)
-    column_shape, row_shape = (choose(part, tokens, x) for part in (columns, rows))
-    z = new_slots(x, sizes, max(getattr(shape, "tokens", 1) for shape in (column_shape, row_shape)))
     first, second = values.split(sizes.value_parts)
-    launch(x, first, index, None, z, columns, column_shape, tokens)
-    launch(z, second, index, bias, out, rows, row_shape, tokens, activation)
+    overlap = x.is_cuda and torch.cuda.get_device_capability(x.device) >= _OVERLAPPING
+    slab = slab_of(tokens, sizes, x.element_size())
+    shapes = [choose(part, slab, x) for part in (columns, rows)]
+    z = new_slots(x[:slab], sizes, max(getattr(shape, "tokens", 1) for shape in shapes))
+    for begin in range(0, tokens, slab):
+        inputs, outputs = x[begin : begin + slab], out[begin : begin + slab]
+        count = len(inputs)
+        launch(inputs, first, index, None, z, columns, shapes[0], count, overlap="first" if overlap else "")
+        launch(z, second, index, bias, outputs, rows, shapes[1], count, activation, "second" if overlap else "")
     return out
+
+
+def slab_of(tokens: int, sizes: Sizes, element_size: int) -> int:
+    """Tokens that go through both products before the next do, so that their z is still in the cache."""
+    slabs = -(-tokens * sizes.num_slots * element_size // SLAB_BYTES)
+    slab = -(-tokens // max(1, slabs))
+    return tokens if slab < _LEAST_SLAB else -(-slab // _SLAB_STEP) * _SLAB_STEP
 
 
 def parts(sizes: Sizes, tokens: int) -> tuple[Part, Part]:
@@ -241,7 +298,7 @@ def choose(part: Part, tokens: int, x: Tensor) -> Shape | FewShape:
 
 def launch(
     x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out: Tensor, part: Part, shape: Shape | FewShape,
-    tokens: int, activation: str = "",
+    tokens: int, activation: str = "", overlap: str = "",
 ) -> None:  # fmt: skip
     """One product; x and out may have more tokens than there are, which are neither meant nor written."""
     if not part.num_tiles:
@@ -251,7 +308,7 @@ def launch(
     strides = *x.stride(), *out.stride()
     common = {
         "R": OUT_TILE, "C": IN_TILE, "GATHER": part.gathered, "HAS_BIAS": bias is not None, "ACTIVATION": activation,
-        "PRECISION": _precision(x),
+        "PRECISION": _precision(x), "OVERLAP": overlap, **({"launch_pdl": True} if overlap == "second" else {}),
     }  # fmt: skip
     if isinstance(shape, FewShape):
         _few_tokens_kernel[(part.num_tiles * (OUT_TILE // shape.rows),)](
