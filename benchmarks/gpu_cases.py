@@ -16,6 +16,7 @@ from cpu_cases import Case, random_packed
 from torch import Tensor
 from torch.nn import functional
 
+from gblr.conversion import timing
 from gblr.ops.block_matmul import gpu, tiling
 
 Call = Callable[[], Any]
@@ -35,21 +36,7 @@ def captured(calls: Sequence[Call]) -> Call:
     """All of them as one graph; on a CPU, for trying the scripts, one after the other."""
     if not on_gpu():
         return lambda: [call() for call in calls]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            for call in calls:
-                call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = [call() for call in calls]
-
-    def replay(calls: Any = (calls, kept)) -> None:  # the graph reads what they hold
-        graph.replay()
-
-    return replay
+    return timing.captured(calls)
 
 
 def in_turns(runs: Sequence[Call], rounds: int) -> list[float]:

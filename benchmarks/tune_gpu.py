@@ -44,20 +44,27 @@ MOST_TOKENS = 256  # of a tile
 def many_shapes(tokens: int = 25216) -> list[Shape]:
     """One tile of outputs to a program."""
     found = []
-    for size in (64, 128, MOST_TOKENS):
-        if size > max(64, 2 * tokens):
+    for size in (16, 32, 64, 128, MOST_TOKENS):
+        if size > max(16, 2 * tokens) or size < min(64, tokens // 8):
             continue
-        stages = (3, 5, 7) if size == 64 else (3, 5)
-        warps = (8,) if size == MOST_TOKENS else (4,) if size == 64 else (4, 8)
-        swapped = (False,) if size == 64 else (False, True)
+        stages = (5, 7, 9) if size < 64 else (3, 5, 7) if size == 64 else (3, 5)
+        warps = (8,) if size == MOST_TOKENS else (4, 8) if size == 128 else (4,)
+        swapped = (True,) if size < 64 else (False,) if size == 64 else (False, True)
         found += list(itertools.product((size,), (1,), (GROUP,), stages, warps, swapped, (True,), (True, False)))
     return [Shape(*shape) for shape in found]
 
 
 def few_shapes(tokens: int) -> list[FewShape]:
-    if tokens == 1:
-        return [FewShape(*shape) for shape in itertools.product((8, 16, 32), (4, 8), (2, 4))]
-    return [FewShape(*shape) for shape in itertools.product((16, 32), (2, 4, 8), (2, 4))]
+    if tokens > FEW_TOKENS:
+        return []
+    rows, entries = ((8, 16, 32), (4, 8)) if tokens == 1 else ((16, 32), (2, 4, 8))
+    return [FewShape(*shape) for shape in itertools.product(rows, entries, (2, 4))]
+
+
+def all_shapes(tokens: int) -> list[Shape | FewShape]:
+    tiles = TILES if tokens > 1024 else TILES[:1]
+    many = many_shapes(tokens) if tokens > 1 else []
+    return [*few_shapes(tokens), *(shape._replace(tiles=count) for shape in many for count in tiles)]
 
 
 class Products:
@@ -67,7 +74,7 @@ class Products:
         self.layer, self.tokens = layer, x.shape[0]
         self.parts = kernels.parts(layer.sizes, self.tokens)
         self.values = layer.values.split(layer.sizes.value_parts)
-        z = kernels.new_slots(x, layer.sizes, 1 if self.tokens <= FEW_TOKENS else MOST_TOKENS)
+        z = kernels.new_slots(x, layer.sizes, 1 if self.tokens == 1 else MOST_TOKENS)
         y = x.new_empty(self.tokens, layer.case.out_features)
         self.inputs, self.outputs = (x, z), (z, y)
 
@@ -96,7 +103,7 @@ def compile_one(block_rank: int, tokens: int, shape: Shape | FewShape) -> None:
 def compile_all() -> None:
     jobs: list[tuple[int, int, Shape | FewShape]] = []
     for rank in (1, 64):
-        for shape in many_shapes():
+        for shape in sorted({shape for tokens in TOKENS if tokens > 1 for shape in many_shapes(tokens)}):
             jobs += [(rank, shape.tokens * 2, shape), (rank, shape.tokens * 3 // 2, shape)]
         for tokens in (1, FEW_TOKENS):
             jobs += [(rank, tokens, shape) for shape in few_shapes(tokens)]
@@ -107,9 +114,9 @@ def compile_all() -> None:
 
 def tune(case: Case, tokens: int) -> list[dict[str, Any]]:
     """What was timed, best first, for each of the two products."""
-    few = tokens <= FEW_TOKENS
     # few tokens: weights must not be in the cache; short runs: starting a graph must not count
-    layers = [Layer(case, seed) for seed in range(8)] if few else [Layer(case)] * (2 if tokens >= 4096 else 8)
+    cold = tokens <= 256
+    layers = [Layer(case, seed) for seed in range(8)] if cold else [Layer(case)] * (2 if tokens >= 4096 else 8)
     x = torch.randn(tokens, case.in_features, device=device(), dtype=torch.bfloat16)
     dense, low_rank = (
         seconds / len(layers) * 1e6
@@ -121,15 +128,11 @@ def tune(case: Case, tokens: int) -> list[dict[str, Any]]:
     rows = []
     for which in (0, 1):
         reference = every[0]
-        first = few_shapes(tokens)[0] if few else Shape(64, 1, GROUP, 3, 4, False, False, False)
+        first = few_shapes(tokens)[0] if tokens <= FEW_TOKENS else Shape(64, 1, GROUP, 3, 4, False, False, False)
         reference.launch(which, first)
         expected = reference.output(which)
         timed = partial(_timed, every, which, expected)
-        if few:
-            found = _sorted([timed(shape) for shape in few_shapes(tokens)])
-        else:
-            tiles = TILES if tokens > 1024 else TILES[:1]
-            found = _sorted([timed(s._replace(tiles=n)) for s in many_shapes(tokens) for n in tiles])
+        found = _sorted([timed(shape) for shape in all_shapes(tokens)])
         if tokens >= 4096:
             for name, others in (("tiles", OTHER_TILES), ("group", OTHER_GROUPS)):
                 best = [row["shape"] for row in found[:2]]

@@ -19,15 +19,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def tried(monkeypatch):
-    """This is where the kernels run though they are not proven."""
-    monkeypatch.setenv(gpu.TRIED, "1")
-    gpu.reason_against.cache_clear()
-    yield
-    gpu.reason_against.cache_clear()
-
-
 @pytest.fixture
 def unwritten_is_nan(monkeypatch):
     poison_new_empty(monkeypatch)

@@ -22,11 +22,11 @@ def main() -> None:
         sizes = {"length": "i32", "block_rank": "i32"}
         forward = pointers | {"out_ptr": f"*{dtype}"} | sizes
         compile_for_hopper(kernels._masked_content_fwd_kernel, forward, {"TILE": 1024})
-        sums = {"grad_content_ptr": f"*{dtype}", "at_fall_ptr": "*fp32", "at_rise_ptr": "*fp32"}
+        sums = {"grad_content_ptr": f"*{dtype}", "first_ptr": "*fp32", "second_ptr": "*fp32"}
         backward = {"grad_ptr": f"*{dtype}"} | pointers | sums | sizes
         for content, structure in itertools.product((True, False), repeat=2):
             if content or structure:
-                constants = {"NEED_CONTENT": content, "NEED_STRUCTURE": structure, "TILE": 1024}
+                constants = {"NEED_CONTENT": content, "NEED_STRUCTURE": structure, "FINISH": True, "TILE": 1024}
                 compile_for_hopper(kernels._masked_content_bwd_kernel, backward, constants)
 
 

@@ -105,16 +105,6 @@ def test_every_way_to_cut_the_work_gives_the_product(
     assert_is_tiled_product(product(interpreted, matrix, x, bias), matrix, x, bias)
 
 
-@pytest.mark.parametrize("block_rank", [1, 64])
-def test_many_tokens_go_through_in_slabs(interpreted, unwritten_is_nan, monkeypatch, block_rank, generator):
-    for name, value in (("SLAB_BYTES", 4 * 256 * 64), ("_LEAST_SLAB", 32), ("_SLAB_STEP", 32)):
-        monkeypatch.setattr(interpreted, name, value)
-    matrix = random_packed(150, 200, 256 // block_rank, block_rank)
-    x, bias = torch.randn(150, 200, generator=generator), torch.randn(150, generator=generator)
-    assert interpreted.slab_of(150, tiled(matrix)[1], 4) == 64
-    assert_is_tiled_product(product(interpreted, matrix, x, bias), matrix, x, bias)
-
-
 def test_strided_inputs_are_read_correctly(interpreted, generator):
     matrix = random_packed(70, 90, 20)
     for tokens in (3, 40):

@@ -86,8 +86,3 @@ def test_wrong_inputs_are_refused():
 
 def test_a_cpu_has_no_use_for_them():
     assert "cpu" in gpu.reason_against(torch.device("cpu"))
-
-
-def test_they_are_not_the_default_before_they_ran_on_a_gpu(monkeypatch):
-    monkeypatch.delenv("GBLR_TILES", raising=False)
-    assert "GBLR_TILES=1" in gpu.reason_against.__wrapped__(torch.device("cuda"))

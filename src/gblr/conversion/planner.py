@@ -1,6 +1,6 @@
 """Which form a packed layer should multiply by: measured on this machine, on the inputs that the layer really sees."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,8 @@ from gblr.matrices.packed import PackedGBLR
 from gblr.progress import progress
 
 _ROUNDS, _SECONDS = 3, 0.02  # per layer: at least so many rounds, and more while they are short
-_PER_GRAPH = 10  # calls: starting a graph takes longer than a small layer
+# calls of a graph, each with weights of its own: bytes of a GPU's cache; few, since starting a graph takes time too
+_CACHE, _LEAST_COPIES, _MOST_COPIES = 64 * 2**20, 4, 64
 _HOPELESS = 3.0  # times slower than the best in the first rounds: not measured further
 
 Times = dict[Form, float]
@@ -74,20 +75,22 @@ def form_times(layer: MatrixModule, x: Tensor, graphs: bool = False) -> Times:
     dtype = matrix.u.dtype  # the input may have another, inside of autocast
     x, bias = layer.product_input(x).to(dtype), None if layer.bias is None else layer.bias.to(dtype)
     derived = {form: forms.derive(form, matrix) for form in forms.possible_forms(matrix)}
-
-    made: dict[Form, Any] = {form: partial(forms.multiply, form, each, x, bias) for form, each in derived.items()}
-    per_run = _PER_GRAPH if graphs else 1
-    if graphs:
-        made = {form: captured(call, per_run) for form, call in made.items()}
-
-    def calls(chosen: Sequence[Form]) -> list[Any]:
-        return [made[form] for form in chosen]
-
+    made, per_run = {}, {}
+    for form, tensors in derived.items():
+        calls = [partial(forms.multiply, form, each, x, bias) for each in (_copies(tensors) if graphs else [tensors])]
+        made[form], per_run[form] = captured(calls) if graphs else calls[0], len(calls)
     # the least time of each: other programs make calls slower, never faster
-    first = {
-        form: min(found) for form, found in zip(derived, interleaved(calls(list(derived)), x.device, 2), strict=True)
-    }
+    first = {form: min(found) for form, found in zip(made, interleaved(list(made.values()), x.device, 2), strict=True)}
+    first = {form: seconds / per_run[form] for form, seconds in first.items()}
     close = [form for form, seconds in first.items() if seconds < _HOPELESS * min(first.values())]
-    more = interleaved(calls(close), x.device, _ROUNDS, _SECONDS)
-    first |= {form: min(first[form], *found) for form, found in zip(close, more, strict=True)}
-    return {form: seconds / per_run for form, seconds in first.items()}
+    more = interleaved([made[form] for form in close], x.device, _ROUNDS, _SECONDS)
+    return first | {
+        f: min(first[f], *(each / per_run[f] for each in found)) for f, found in zip(close, more, strict=True)
+    }
+
+
+def _copies(derived: forms.Derived) -> list[forms.Derived]:
+    """So many that they do not fit into the cache together: in a model, other layers' weights were there before."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in derived.tensors)
+    count = min(_MOST_COPIES, max(_LEAST_COPIES, -(-_CACHE // max(1, size))))
+    return [derived, *(derived._replace(tensors=tuple(t.clone() for t in derived.tensors)) for _ in range(count - 1))]

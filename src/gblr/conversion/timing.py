@@ -33,18 +33,19 @@ def interleaved(
     return [found[1:] for found in times]
 
 
-def captured(call: Callable[[], Any], times: int) -> Callable[[], Any]:
-    """So many calls as one CUDA graph, to be replayed."""
+def captured(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """All of them, one after the other, as one CUDA graph to be replayed."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.no_grad(), torch.cuda.stream(side):
-        call()  # kernels are compiled, libraries ready
+        for call in calls[:1]:
+            call()  # kernels are compiled, libraries ready
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
-        kept = [call() for _ in range(times)]
+        kept = [call() for call in calls]
 
-    def replay(kept: Any = (call, kept)) -> None:  # the graph reads and writes what they hold
+    def replay(kept: Any = (calls, kept)) -> None:  # the graph reads and writes what they hold
         graph.replay()
 
     return replay

@@ -317,8 +317,10 @@ class GaudiLinear(GaudiModule):
         positions = x.numel() // self.in_features
         if self.training:
             self.num_positions = positions
-        y = nn.functional.linear(x, u.T @ v) if self.composes(positions) else (x @ v.T) @ u
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        bias = None if self.bias is None else self.bias.to(u.dtype)  # within the product: a pass over y less
+        if self.composes(positions):
+            return nn.functional.linear(x, u.T @ v, bias)
+        return nn.functional.linear(x @ v.T, u.T, bias)
 
     def to_dense_layer(self) -> nn.Linear:
         """The same layer, as it is now, as a plain `nn.Linear`."""

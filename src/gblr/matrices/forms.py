@@ -8,6 +8,7 @@
 A form's tensors are derived from the cropped contents once; a `Stamp` tells whether they still fit.
 """
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -24,8 +25,9 @@ FORMS: tuple[Form, ...] = get_args(Form)
 
 # Time of a multiplication in the packed form, in those of a plain product (docs/results/cpu.json)
 PACKED_MULT = 1.15
-# The same on a GPU, where a block fills whole tiles and where it does not; estimates, as there are no timings yet
-TILED_MULT, PADDED_MULT = 1.6, 2.3
+# The same on a GPU in half precision, where blocks fill whole tiles and where they do not; and what the numbers between
+# the two products cost, which decides for small layers (docs/results/gpu.json)
+TILED_MULT, PADDED_MULT, BETWEEN_MULTS = 1.7, 2.3, 700_000
 
 
 class Derived(NamedTuple):
@@ -94,7 +96,9 @@ def _time(form: Form, matrix: PackedGBLR) -> float:
         return matrix.num_lines * (out_features + in_features)
     if matrix.u.is_cpu:
         return PACKED_MULT * matrix.num_mults
-    return (PADDED_MULT if matrix.block_rank % tiling.IN_TILE else TILED_MULT) * matrix.num_mults
+    if matrix.u.dtype == torch.float32:
+        return math.inf  # without matrix units: plain products are faster, unless a measurement says otherwise
+    return (PADDED_MULT if matrix.block_rank % tiling.IN_TILE else TILED_MULT) * matrix.num_mults + BETWEEN_MULTS
 
 
 def _sides(matrix: PackedGBLR) -> tuple[Tensor, Tensor, Tensor, Tensor]:

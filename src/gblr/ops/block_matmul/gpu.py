@@ -4,7 +4,6 @@ Plain torch is the definition that the kernels are judged by, and what lets the 
 """
 
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ACTIVATIONS = ("", "relu", "silu", "gelu", "gelu_tanh")
 _KERNELS = "gblr.ops.block_matmul.triton"
 _LEAST_CAPABILITY = (8, 0)
-TRIED = "GBLR_TILES"  # the variable that lets them run before they are proven
 
 _LIBRARY = torch.library.Library("gblr", "FRAGMENT")
 _LIBRARY.define(
@@ -33,8 +31,6 @@ def reason_against(device: torch.device) -> str | None:
     """Why the kernels cannot run on that device; None where they can."""
     if device.type != "cuda":
         return f"there are no packed kernels for {device.type}"
-    if os.environ.get(TRIED) != "1":
-        return f"the packed GPU kernels have not been measured on a GPU yet; {TRIED}=1 in the environment tries them"
     if torch.version.hip is not None:
         return "the packed GPU kernels were never run on AMD's GPUs"
     if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:

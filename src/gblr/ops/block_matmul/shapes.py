@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-FEW_TOKENS = 16  # at most so many go to the kernel for few
+FEW_TOKENS = 16  # at most so many can go to the kernel for few
 TABLE = Path(__file__).with_name("tuned.json")
 
 
@@ -45,33 +45,31 @@ class Product(NamedTuple):
     tiles: int
 
 
-def choose_few_shape(product: Product, x: Tensor) -> FewShape:
-    measured = None if x.dtype == torch.float32 else _nearest(product, x.device, few=True)
+def choose_shape(product: Product, x: Tensor) -> Shape | FewShape:
+    """By the table; for float32 and for a GPU that is not in it, what fits into any from Ampere on."""
+    measured = None if x.dtype == torch.float32 else _nearest(product, x.device)
     if measured is not None:
-        return FewShape(*measured)
-    return FewShape(16, 8, 4) if product.tokens == 1 else FewShape(16, 4, 4)
-
-
-def choose_shape(product: Product, x: Tensor) -> Shape:
+        return (FewShape if len(measured) == len(FewShape._fields) else Shape)(*measured)
+    if product.tokens <= FEW_TOKENS:
+        return FewShape(16, 8, 4) if product.tokens == 1 else FewShape(16, 4, 4)
     if x.dtype == torch.float32:
         return Shape(32, 1, 8, 2, 4, False, False, False)
-    measured = _nearest(product, x.device, few=False)
-    if measured is not None:
-        return Shape(*measured)
-    # a GPU that was never measured: what fits into the shared memory of any from Ampere on
     return Shape(64 if product.tokens <= 64 else 128, 1, 8, 3, 4, False, False, False)
 
 
 @functools.lru_cache(4096)
-def _nearest(product: Product, device: torch.device, few: bool) -> list[Any] | None:
+def _nearest(product: Product, device: torch.device) -> list[Any] | None:
     """The best shape of the measured product most like this one; None on a GPU without measurements."""
     if device.type != "cuda":
         return None
     rows = _table().get(torch.cuda.get_device_name(device), [])
-    found = [row for row in rows if row["kind"] == product.kind and (row["tokens"] <= FEW_TOKENS) == few]
-    if few:  # one token has a kernel of its own
-        found = [row for row in found if (row["tokens"] == 1) == (product.tokens == 1)]
+    found = [row for row in rows if row["kind"] == product.kind and _class(row["tokens"]) == _class(product.tokens)]
     return min(found, key=functools.partial(_distance, product))["shape"] if found else None
+
+
+def _class(tokens: int) -> int:
+    """Shapes are exchanged only within: one token, few, many."""
+    return (tokens > 1) + (tokens > FEW_TOKENS)
 
 
 def _distance(product: Product, row: dict[str, Any]) -> float:

@@ -13,11 +13,9 @@ from torch import Tensor
 from triton.language.extra import cuda as cuda_extra
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gblr.ops.block_matmul.shapes import FEW_TOKENS, FewShape, Product, Shape, choose_few_shape, choose_shape
+from gblr.ops.block_matmul.shapes import FEW_TOKENS, FewShape, Product, Shape, choose_shape
 from gblr.ops.block_matmul.tiling import IN_TILE, OUT_TILE, Sizes
 
-SLAB_BYTES = 16 * 2**20  # of z, a part of the cache of a data center's GPU
-_LEAST_SLAB, _SLAB_STEP = 4096, 256  # tokens: fewer would not fill the GPU
 _OVERLAPPING = (9, 0)  # Hopper: a kernel may start before the one it depends on has ended
 
 
@@ -193,7 +191,8 @@ def _few_tokens_kernel(
 ):  # fmt: skip
     """A program has ROWS outputs of a tile, all tokens, and reads ENTRIES entries of its list at a time.
 
-    Values are loaded one round ahead; the first ones even before the other product is waited for.
+    One token alone: sums in registers, and values one round ahead, the first even before the other product is waited
+    for. Several: a product of 16 rows; values ahead of it would go through registers, which is slower.
     """
     pid = tl.program_id(0)
     parts: tl.constexpr = R // ROWS
@@ -202,26 +201,31 @@ def _few_tokens_kernel(
     row = pid % parts * ROWS + tl.arange(0, ROWS)  # of the tile
     first, last = tl.load(index_ptr + begins_at + tile), tl.load(index_ptr + begins_at + tile + 1)
     token = tl.arange(0, TOKENS)
-    acc = tl.zeros((TOKENS, ROWS) if TOKENS > 1 else (ROWS,), tl.float32)
-    values, feature = _few_entries(values_ptr, inputs_ptr, first, last, row, in_features, R, C, ENTRIES, GATHER)
-    _meet_other_product(OVERLAP)
-    for i in range(first, last, ENTRIES):
-        next_values, next_feature = _few_entries(
-            values_ptr, inputs_ptr, i + ENTRIES, last, row, in_features, R, C, ENTRIES, GATHER
-        )
-        inside = feature >= 0
-        if TOKENS > 1:
+    if TOKENS == 1:
+        sums = tl.zeros((ROWS,), tl.float32)
+        values, feature = _few_entries(values_ptr, inputs_ptr, first, last, row, in_features, R, C, ENTRIES, GATHER)
+        _meet_other_product(OVERLAP)
+        for i in range(first, last, ENTRIES):
+            next_values, next_feature = _few_entries(
+                values_ptr, inputs_ptr, i + ENTRIES, last, row, in_features, R, C, ENTRIES, GATHER
+            )
+            x = tl.load(x_ptr + feature * x_feature, feature >= 0, other=0.0)
+            sums += tl.sum(values.to(tl.float32) * x.to(tl.float32)[None, :], 1)
+            values, feature = next_values, next_feature
+        acc = sums[None, :]
+    else:
+        acc = tl.zeros((TOKENS, ROWS), tl.float32)
+        if OVERLAP == "second":
+            for entry in range(first, last):
+                _bring_near(values_ptr + entry * (R * C) + row * C)
+        _meet_other_product(OVERLAP)
+        for i in range(first, last, ENTRIES):
+            values, feature = _few_entries(values_ptr, inputs_ptr, i, last, row, in_features, R, C, ENTRIES, GATHER)
             x = tl.load(
                 x_ptr + token[:, None] * x_token + feature[None, :] * x_feature,
-                (token < tokens)[:, None] & inside[None, :], other=0.0,
+                (token < tokens)[:, None] & (feature >= 0)[None, :], other=0.0,
             )  # fmt: skip
             acc = tl.dot(x, tl.trans(values), acc, input_precision=PRECISION)
-        else:
-            x = tl.load(x_ptr + feature * x_feature, inside, other=0.0)
-            acc += tl.sum(values.to(tl.float32) * x.to(tl.float32)[None, :], 1)
-        values, feature = next_values, next_feature
-    if TOKENS == 1:
-        acc = acc[None, :]
     _finish(
         acc, bias_ptr, out_ptr, None, token, tile * R + row, 0, 0, tokens, out_features, out_token, out_feature,
         HAS_BIAS, ACTIVATION, False, False,
@@ -248,23 +252,12 @@ def tile_matmul(
         return out
     columns, rows = parts(sizes, tokens)
     first, second = values.split(sizes.value_parts)
+    column_shape, row_shape = (choose(part, tokens, x) for part in (columns, rows))
+    z = new_slots(x, sizes, max(getattr(shape, "tokens", 1) for shape in (column_shape, row_shape)))
     overlap = x.is_cuda and torch.cuda.get_device_capability(x.device) >= _OVERLAPPING
-    slab = slab_of(tokens, sizes, x.element_size())
-    shapes = [choose(part, slab, x) for part in (columns, rows)]
-    z = new_slots(x[:slab], sizes, max(getattr(shape, "tokens", 1) for shape in shapes))
-    for begin in range(0, tokens, slab):
-        inputs, outputs = x[begin : begin + slab], out[begin : begin + slab]
-        count = len(inputs)
-        launch(inputs, first, index, None, z, columns, shapes[0], count, overlap="first" if overlap else "")
-        launch(z, second, index, bias, outputs, rows, shapes[1], count, activation, "second" if overlap else "")
+    launch(x, first, index, None, z, columns, column_shape, tokens, overlap="first" if overlap else "")
+    launch(z, second, index, bias, out, rows, row_shape, tokens, activation, "second" if overlap else "")
     return out
-
-
-def slab_of(tokens: int, sizes: Sizes, element_size: int) -> int:
-    """Tokens that go through both products before the next do, so that their z is still in the cache."""
-    slabs = -(-tokens * sizes.num_slots * element_size // SLAB_BYTES)
-    slab = -(-tokens // max(1, slabs))
-    return tokens if slab < _LEAST_SLAB else -(-slab // _SLAB_STEP) * _SLAB_STEP
 
 
 def parts(sizes: Sizes, tokens: int) -> tuple[Part, Part]:
@@ -288,12 +281,11 @@ def new_slots(x: Tensor, sizes: Sizes, multiple: int) -> Tensor:
 
 def _transposed(sizes: Sizes, tokens: int) -> bool:
     """Gathered slots are read by rows of tokens, so tokens are then the inner axis."""
-    return bool(sizes.gathered) and tokens > FEW_TOKENS
+    return bool(sizes.gathered) and tokens > 1
 
 
 def choose(part: Part, tokens: int, x: Tensor) -> Shape | FewShape:
-    product = Product(part.kind, tokens, max(1, part.num_tiles))
-    return (choose_few_shape if tokens <= FEW_TOKENS else choose_shape)(product, x)
+    return choose_shape(Product(part.kind, tokens, max(1, part.num_tiles)), x)
 
 
 def launch(

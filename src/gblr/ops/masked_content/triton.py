@@ -41,9 +41,13 @@ def _masked_content_fwd_kernel(
 
 @triton.jit
 def _masked_content_bwd_kernel(
-    grad_ptr, content_ptr, width_ptr, location_ptr, table_ptr, grad_content_ptr, at_fall_ptr, at_rise_ptr,
-    length, block_rank, NEED_CONTENT: tl.constexpr, NEED_STRUCTURE: tl.constexpr, TILE: tl.constexpr,
+    grad_ptr, content_ptr, width_ptr, location_ptr, table_ptr, grad_content_ptr, first_ptr, second_ptr,
+    length, block_rank, NEED_CONTENT: tl.constexpr, NEED_STRUCTURE: tl.constexpr, FINISH: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
+    """First and second are the sums at the falling and at the rising end; or, with FINISH, the gradients of width and
+    location, as `location_gradient` defines the latter.
+    """
     row = tl.program_id(0)
     rise, fall = _row_starts(width_ptr, location_ptr, row // block_rank, length)
     slope_ptr = table_ptr + 3 * length
@@ -62,8 +66,11 @@ def _masked_content_bwd_kernel(
             sum_fall += upstream * tl.load(slope_ptr + fall + j, inside, other=0.0)
             sum_rise += upstream * tl.load(slope_ptr + rise + j, inside, other=0.0)
     if NEED_STRUCTURE:
-        tl.store(at_fall_ptr + row, tl.sum(sum_fall))
-        tl.store(at_rise_ptr + row, tl.sum(sum_rise))
+        at_fall, at_rise = tl.sum(sum_fall), tl.sum(sum_rise)
+        if FINISH:  # no kernels for a few numbers
+            at_rise = tl.where(tl.load(width_ptr + row) >= length, 0.0, at_fall - at_rise)
+        tl.store(first_ptr + row, at_fall)
+        tl.store(second_ptr + row, at_rise)
 
 
 def forward(
@@ -98,11 +105,14 @@ def backward(
         _masked_content_bwd_kernel[(blocks * block_rank,)](
             grad.contiguous(), content.contiguous(), width.contiguous(), location.contiguous(), table.contiguous(),
             grad_content, sums[0], sums[1], length, block_rank,
-            NEED_CONTENT=need_content, NEED_STRUCTURE=need_structure, TILE=_tile(length),
+            NEED_CONTENT=need_content, NEED_STRUCTURE=need_structure, FINISH=block_rank == 1, TILE=_tile(length),
         )  # fmt: skip
+        if block_rank == 1:
+            grad_width, grad_location = sums[..., 0]
+            return grad_content, grad_width.to(width.dtype), grad_location.to(width.dtype)
     else:
         sums.zero_()
-    at_fall, at_rise = sums[..., 0] if block_rank == 1 else sums.sum(-1)
+    at_fall, at_rise = sums.sum(-1)
     return grad_content, at_fall.to(width.dtype), location_gradient(at_fall, at_rise, width, length)
 
 
