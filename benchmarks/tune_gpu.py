@@ -47,7 +47,7 @@ def many_shapes(tokens: int = 25216) -> list[Shape]:
     for size in (16, 32, 64, 128, MOST_TOKENS):
         if size > max(16, 2 * tokens) or size < min(64, tokens // 8):
             continue
-        stages = (5, 7, 9) if size < 64 else (3, 5, 7) if size == 64 else (3, 5)
+        stages = {16: (4, 6, 8), 32: (4, 6, 8), 64: (3, 4, 6), 128: (2, 3, 4), 256: (3, 4)}[size]
         warps = (8,) if size == MOST_TOKENS else (4, 8) if size == 128 else (4,)
         swapped = (True,) if size < 64 else (False,) if size == 64 else (False, True)
         found += list(itertools.product((size,), (1,), (GROUP,), stages, warps, swapped, (True,), (True, False)))

@@ -170,7 +170,8 @@ def test_autocast_reaches_the_kernels():
     assert (y - exact).norm() < 0.01 * exact.norm()
 
 
-def test_the_planner_measures_all_forms_and_keeps_the_fastest():
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_planner_measures_all_forms_and_keeps_the_fastest(captured):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4096, 4096), nn.Linear(4096, 4096)).to("cuda", torch.bfloat16)
     blocks = 64
@@ -179,7 +180,7 @@ def test_the_planner_measures_all_forms_and_keeps_the_fastest():
     u, v = (torch.randn(64 * blocks * 512, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(2))
     for name in ("0", "1"):
         model.set_submodule(name, StructuredLinear(PackedGBLR(structure, u, v, 64, (4096, 4096)).to("cuda")))
-    report = gblr.harden_(model, torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16))
+    report = gblr.harden_(model, torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16), captured=captured)
     for row in report.rows:
         assert set(row.form_seconds) == {"packed", "factors", "dense"}
-        assert row.form == "packed", row  # at an eighth of the multiplications on each side
+        assert row.form_seconds[row.form] == min(row.form_seconds.values())

@@ -22,7 +22,7 @@ class Shape(NamedTuple):
     tokens: int
     tiles: int  # of outputs, one after the other in one program
     group: int  # of programs of other tokens that are beside each other
-    stages: int  # two make one more buffer: an entry's place is loaded before its tile
+    stages: int
     warps: int
     swapped: bool  # whether values are the left factor: outputs are then the rows of the sums
     descriptors: bool  # whether tiles come by descriptors: Hopper and newer

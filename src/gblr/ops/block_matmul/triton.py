@@ -61,17 +61,25 @@ def _finish(
 
 
 @triton.jit
-def _input_tile(
-    x_ptr, inputs_ptr, entry, token, tokens, in_features, x_token, x_feature,
-    C: tl.constexpr, GATHER: tl.constexpr, MASK_TOKENS: tl.constexpr, MASK_FEATURES: tl.constexpr,
-):  # fmt: skip
-    """(tokens, C) numbers of x for one entry."""
-    lane = tl.arange(0, C)
+def _inputs_of(inputs_ptr, entry, C: tl.constexpr, GATHER: tl.constexpr):
+    """The tile of x that an entry takes, or its C single features."""
     if GATHER:
-        feature = tl.load(inputs_ptr + entry * C + lane)
+        return tl.load(inputs_ptr + entry * C + tl.arange(0, C))
+    else:
+        return tl.load(inputs_ptr + entry)
+
+
+@triton.jit
+def _input_tile(
+    x_ptr, place, token, tokens, in_features, x_token, x_feature, C: tl.constexpr, GATHER: tl.constexpr,
+    MASK_TOKENS: tl.constexpr, MASK_FEATURES: tl.constexpr,
+):  # fmt: skip
+    """(tokens, C) numbers of x for one entry, of which `_inputs_of` tells the place."""
+    if GATHER:
+        feature = place
         inside = (feature >= 0)[None, :]
     else:
-        feature = tl.load(inputs_ptr + entry) * C + lane
+        feature = place * C + tl.arange(0, C)
         inside = (feature < in_features)[None, :]
     at = token.to(tl.int64)[:, None] * x_token + feature.to(tl.int64)[None, :] * x_feature
     if MASK_TOKENS and (GATHER or MASK_FEATURES):
@@ -113,7 +121,8 @@ def _many_tokens_kernel(
 ):  # fmt: skip
     """A program has TOKENS tokens and some tiles of outputs, and goes through their entries in one loop.
 
-    One loop keeps the pipeline of loads full while a tile is written. Neighbouring programs share tiles of x and of
+    One loop keeps the pipeline of loads full while a tile is written. Places and ends are loaded a round before they
+    are needed: waiting for them would take longer than the products. Neighbouring programs share tiles of x and of
     values. Tiles come by descriptors (the copy engine of Hopper) where these are given, else by pointers.
     """
     pid = tl.program_id(0)
@@ -129,6 +138,8 @@ def _many_tokens_kernel(
     first = tl.load(begins_ptr + tile)
     last = tl.load(begins_ptr + tl.minimum(tile + tiles_per_program, num_tiles))
     end = tl.load(begins_ptr + tile + 1)
+    next_end = tl.load(begins_ptr + tl.minimum(tile + 2, num_tiles))
+    place = _inputs_of(inputs_ptr, first, C, GATHER)
     at = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
     acc = tl.zeros((R, TOKENS) if SWAPPED else (TOKENS, R), tl.float32)
     if OVERLAP == "second":
@@ -138,12 +149,12 @@ def _many_tokens_kernel(
     _meet_other_product(OVERLAP)
     for entry in tl.range(first, last, num_stages=STAGES):
         if x_tiles is not None:
-            x = x_tiles.load([token_at, tl.load(inputs_ptr + entry) * C])
+            x = x_tiles.load([token_at, place * C])
         else:
             x = _input_tile(
-                x_ptr, inputs_ptr, entry, token, tokens, in_features, x_token, x_feature, C, GATHER, MASK_TOKENS,
-                MASK_FEATURES,
-            )  # fmt: skip
+                x_ptr, place, token, tokens, in_features, x_token, x_feature, C, GATHER, MASK_TOKENS, MASK_FEATURES
+            )
+        place = _inputs_of(inputs_ptr, tl.minimum(entry + 1, last - 1), C, GATHER)
         if value_tiles is not None:
             values = value_tiles.load([entry * R, 0])
         else:
@@ -160,7 +171,8 @@ def _many_tokens_kernel(
             )  # fmt: skip
             acc = tl.zeros_like(acc)
             tile += 1
-            end = tl.load(begins_ptr + tile + 1)
+            end = next_end
+            next_end = tl.load(begins_ptr + tl.minimum(tile + 2, num_tiles))
 
 
 @triton.jit
