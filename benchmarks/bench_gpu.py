@@ -114,13 +114,20 @@ def plot(source: Path, target: Path) -> None:
                 low_rank = [row["dense_us"] / row["low_rank_us"] for row in found]
                 axis.plot(x, low_rank, "s--", color="#999999", label="low rank (cuBLAS)")
         axis.axhline(1, color="black", linewidth=1)
-        axis.set_xscale("log", base=2 if curve == "tokens" else 10)
-        axis.set_yscale("log", base=2)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        _plain_ticks(axis.xaxis, COSTS if curve == "cost" else TOKENS)
+        _plain_ticks(axis.yaxis, (0.7, 1, 1.5, 2, 3, 4))
         axis.set_xlabel("relative cost, 4096 tokens" if curve == "cost" else "tokens, cost 0.25")
         axis.set_ylabel("speed of dense")
         axis.legend()
     figure.suptitle("4096 x 4096 in bfloat16")
     figure.savefig(target, dpi=150)
+
+
+def _plain_ticks(axis: Any, values: tuple[float, ...]) -> None:
+    axis.set_ticks(values, [f"{value:,}" for value in values])
+    axis.set_ticks([], minor=True)
 
 
 def main() -> int:

@@ -121,9 +121,10 @@ def _many_tokens_kernel(
 ):  # fmt: skip
     """A program has TOKENS tokens and some tiles of outputs, and goes through their entries in one loop.
 
-    One loop keeps the pipeline of loads full while a tile is written. Places and ends are loaded a round before they
-    are needed: waiting for them would take longer than the products. Neighbouring programs share tiles of x and of
-    values. Tiles come by descriptors (the copy engine of Hopper) where these are given, else by pointers.
+    One loop keeps the pipeline of loads full while a tile is written. Places of tiles and ends are loaded a round
+    before they are needed: waiting for them would take longer than the products. (Single features are left to the
+    pipeline, which spends a stage on them: in registers they were slower.) Neighbouring programs share tiles of x and
+    of values. Tiles come by descriptors (the copy engine of Hopper) where these are given, else by pointers.
     """
     pid = tl.program_id(0)
     chunks = tl.cdiv(num_tiles, tiles_per_program)
@@ -148,13 +149,16 @@ def _many_tokens_kernel(
                 _bring_near(values_ptr + entry * (R * C) + tl.arange(0, R) * C)
     _meet_other_product(OVERLAP)
     for entry in tl.range(first, last, num_stages=STAGES):
+        if GATHER:
+            place = _inputs_of(inputs_ptr, entry, C, GATHER)
         if x_tiles is not None:
             x = x_tiles.load([token_at, place * C])
         else:
             x = _input_tile(
                 x_ptr, place, token, tokens, in_features, x_token, x_feature, C, GATHER, MASK_TOKENS, MASK_FEATURES
             )
-        place = _inputs_of(inputs_ptr, tl.minimum(entry + 1, last - 1), C, GATHER)
+        if not GATHER:
+            place = _inputs_of(inputs_ptr, tl.minimum(entry + 1, last - 1), C, GATHER)
         if value_tiles is not None:
             values = value_tiles.load([entry * R, 0])
         else:
