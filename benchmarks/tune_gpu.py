@@ -142,6 +142,9 @@ def tune(case: Case, tokens: int) -> list[dict[str, Any]]:
         for row in found:
             row |= {"case": str(case), "kind": part.kind, "tokens": tokens, "tiles": part.num_tiles}
         rows += found
+        wrong = [tuple(row["shape"]) for row in found if "wrong" in row.get("failed", "")]
+        if wrong:
+            print(f"    WRONG, and not taken: {wrong}", flush=True)
         told = ", ".join(f"{row['us']:.1f} {tuple(row['shape'])}" for row in found[:3] if "us" in row)
         print(
             f"{case}, {tokens} tokens, {part.kind}: {told} (dense {dense:.1f}, low rank {low_rank:.1f} us)", flush=True

@@ -93,12 +93,16 @@ def test_the_activation_comes_after_the_bias(interpreted, name, tokens, generato
 
 @pytest.mark.parametrize(("block_rank", "in_features"), [(1, 200), (64, 192), (64, 203)])
 @pytest.mark.parametrize("tokens", [20, 64])
-@pytest.mark.parametrize(("tiles", "swapped", "descriptors"), [(1, True, True), (2, False, True), (9, True, False)])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("size", "tiles", "descriptors", "stores"), [
+    (32, 1, True, True), (32, 2, True, False), (32, 9, False, False), (128, 2, True, True),
+])  # fmt: skip
 def test_every_way_to_cut_the_work_gives_the_product(
-    interpreted, unwritten_is_nan, monkeypatch, block_rank, in_features, tokens, tiles, swapped, descriptors, generator
-):
+    interpreted, unwritten_is_nan, monkeypatch, block_rank, in_features, tokens, size, tiles, swapped, descriptors,
+    stores, generator,
+):  # fmt: skip
     """With descriptors as on Hopper; axes that these cannot take are left to pointers."""
-    shape = interpreted.Shape(32, tiles, 2, 3, 4, swapped, descriptors, tiles == 1)
+    shape = interpreted.Shape(size, tiles, 2, 3, 4, swapped, descriptors, stores)
     monkeypatch.setattr(interpreted, "choose_shape", lambda *_: shape)
     matrix = random_packed(290, in_features, 256 // block_rank, block_rank)
     x, bias = torch.randn(tokens, in_features, generator=generator), torch.randn(290, generator=generator)

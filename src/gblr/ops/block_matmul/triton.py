@@ -35,7 +35,8 @@ def _activated(y, ACTIVATION: tl.constexpr):
 @triton.jit
 def _finish(
     acc, bias_ptr, out_ptr, out_tiles, token, feature, token_at, feature_at, tokens, out_features, out_token,
-    out_feature, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SWAPPED: tl.constexpr, WHOLE: tl.constexpr,
+    out_feature, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SWAPPED: tl.constexpr, TRANSPOSED: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Writes `acc` of (tokens, features), or of (features, tokens) if SWAPPED, by a descriptor where there is one.
 
@@ -47,9 +48,12 @@ def _finish(
         acc += tl.expand_dims(tl.load(bias_ptr + feature, inside, other=0.0).to(tl.float32), features)
     acc = _activated(acc, ACTIVATION).to(out_ptr.dtype.element_ty)
     if out_tiles is not None:
-        if out_tiles.block_shape[0] != acc.shape[0] or out_tiles.block_shape[1] != acc.shape[1]:
+        if SWAPPED != TRANSPOSED:
             acc = tl.trans(acc)
-        out_tiles.store([token_at, feature_at], acc)
+        if TRANSPOSED:
+            out_tiles.store([feature_at, token_at], acc)
+        else:
+            out_tiles.store([token_at, feature_at], acc)
     else:
         at_token = tl.expand_dims(token.to(tl.int64) * out_token, 1 - features)
         at_feature = tl.expand_dims(feature.to(tl.int64) * out_feature, features)
@@ -169,9 +173,8 @@ def _many_tokens_kernel(
             acc = tl.dot(x, tl.trans(values), acc, input_precision=PRECISION)
         if entry + 1 == end:
             _finish(
-                acc, bias_ptr, out_ptr, out_tiles, token, tile * R + tl.arange(0, R),
-                tile * R if TRANSPOSED else token_at, token_at if TRANSPOSED else tile * R, tokens, out_features,
-                out_token, out_feature, HAS_BIAS, ACTIVATION, SWAPPED, WHOLE,
+                acc, bias_ptr, out_ptr, out_tiles, token, tile * R + tl.arange(0, R), token_at, tile * R, tokens,
+                out_features, out_token, out_feature, HAS_BIAS, ACTIVATION, SWAPPED, TRANSPOSED, WHOLE,
             )  # fmt: skip
             acc = tl.zeros_like(acc)
             tile += 1
@@ -244,7 +247,7 @@ def _few_tokens_kernel(
             acc = tl.dot(x, tl.trans(values), acc, input_precision=PRECISION)
     _finish(
         acc, bias_ptr, out_ptr, None, token, tile * R + row, 0, 0, tokens, out_features, out_token, out_feature,
-        HAS_BIAS, ACTIVATION, False, False,
+        HAS_BIAS, ACTIVATION, False, False, False,
     )  # fmt: skip
 
 
