@@ -106,7 +106,8 @@ def test_the_check_passes_here(capsys):
 def test_every_stage_is_judged_and_the_last_is_what_is_stored():
     record = made(kind("low-rank", "low rank", calibration=64, refit=True), None, generated_sentences(), 0.3, "minilm")
     assert record["fitted"].keys() == record["refitted"].keys() == record["test"].keys() == {"spearman"}
-    assert record["test"] == record["refitted"]  # what was judged last is what is stored
+    assert record["test"] == pytest.approx(record["refitted"], abs=2e-3)  # the same, rounded to float16 as it is stored
+    assert record["test"] != record["refitted"]
 
 
 def test_a_fit_is_kept_for_the_runs_that_train_it_further(tmp_path, monkeypatch):

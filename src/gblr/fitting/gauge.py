@@ -3,9 +3,10 @@
 u^T v = (T u)^T (T^-T v) for every invertible T, so r^2 of the r (m + n) numbers of a rank-r factorization are free.
 Gaussian elimination spends them on zeros. Each step takes its pivot at a corner of what is left, so one row and one
 column at an end drop out: the supports are nested intervals, and rank r costs r (m + n - r + 1) as a GBLR matrix, not
-r (m + n). The corner with the largest pivot of the four is taken, which keeps the factors well scaled.
+r (m + n). Of the four corners that one is taken whose block is the smallest, which keeps the factors well scaled.
 """
 
+import itertools
 import math
 
 import torch
@@ -13,6 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gblr.fitting.blocks import Blocks
+from gblr.fitting.svd import balance
+
+_LEAST_PIVOT = 1e-10  # smallest over largest singular value
 
 
 def triangular_rank(budget: float, shape: tuple[int, int], block_rank: int, align: int) -> int:
@@ -30,47 +34,87 @@ def triangular_rank(budget: float, shape: tuple[int, int], block_rank: int, alig
 def triangular_blocks(
     matrix: Float[Tensor, "b out in"], rank: Int[Tensor, " b"], block_rank: int, align: int, num_blocks: int
 ) -> Blocks:
-    """Matrices of the given ranks as blocks of nested intervals; the others of the `num_blocks` blocks are dead.
+    """Matrices of the given ranks, in whole blocks, as blocks of nested intervals; the others of the `num_blocks` are
+    dead.
 
-    Blocks of rank above 1, or aligned ones, give up a corner per group of components: staircases instead of triangles.
+    A block of rank r is eliminated at once, by a pivot of r x r numbers: staircases instead of triangles. So are groups
+    of aligned ones, whose intervals are the same.
     """
-    batch, (out_features, in_features) = torch.arange(len(matrix), device=matrix.device), matrix.shape[1:]
+    batch, (out_features, in_features) = len(matrix), matrix.shape[1:]
     left = matrix.double().clone()
-    group, most = math.lcm(block_rank, align), int(rank.max())
-    size = num_blocks * block_rank
-    u, v = (left.new_zeros(len(left), size, n) for n in (out_features, in_features))
-    bounds = torch.zeros(
-        4, len(left), size, dtype=torch.long, device=left.device
-    )  # row start, size, column start, size
-    start = torch.zeros(2, len(left), dtype=torch.long, device=left.device)
-    end = torch.tensor([[out_features], [in_features]], device=left.device).repeat(1, len(left))
-    low, high = start.clone(), end.clone()  # of the single components; start and end move once per group
-    first = torch.zeros_like(start, dtype=torch.bool)  # which end the present group is taken from, for rows and columns
-    for k in range(most):
-        if k % group == 0:
-            start, end = low.clone(), high.clone()
-            first = _best_corner(left, start, end)
-        row, col = (torch.where(first[i], low[i], high[i] - 1) for i in range(2))
-        pivot = left[batch, row, col]
-        usable = (pivot.abs() > 0) & (k < rank)
-        scale = pivot.abs().clamp(min=1e-300).sqrt()
-        u[:, k] = left[batch, :, col] / (pivot.sign() * scale)[:, None] * usable[:, None]
-        v[:, k] = left[batch, row] / scale[:, None] * usable[:, None]
-        left -= u[:, k, :, None] * v[:, k, None]
-        bounds[:, :, k] = torch.stack([start[0], end[0] - start[0], start[1], end[1] - start[1]]) * (k < rank)
-        low, high = low + first, high - (~first).long()
-    bounds = bounds[:, :, ::block_rank]
-    shape = (num_blocks, block_rank)
-    u, v = (side.to(matrix.dtype).unflatten(1, shape) for side in (u, v))
+    group = math.lcm(block_rank, align)
+    u, v = (left.new_zeros(batch, num_blocks, block_rank, n) for n in (out_features, in_features))
+    bounds = torch.zeros(4, batch, num_blocks, dtype=torch.long, device=left.device)  # starts and sizes, rows first
+    low = torch.zeros(2, batch, dtype=torch.long, device=left.device)  # what is left, moving with each block
+    high = torch.tensor([[out_features], [in_features]], device=left.device).repeat(1, batch)
+    start, end = low, high  # the same, moving once per group
+    first = torch.zeros_like(low, dtype=torch.bool)  # which end the present group is taken from, for rows and columns
+    for block in range(int(rank.max()) // block_rank):
+        if block * block_rank % group == 0:
+            start, end = low, high
+            first = _best_corner(left, low, high, block_rank)
+        live = block * block_rank < rank
+        rows, cols = (_at_end(low[i], high[i], first[i], block_rank) for i in range(2))
+        one_u, one_v = _through_pivot(left, rows, cols)
+        u[:, block], v[:, block] = one_u * live[:, None, None], one_v * live[:, None, None]
+        left -= u[:, block].mT @ v[:, block]
+        bounds[:, :, block] = torch.stack([start[0], end[0] - start[0], start[1], end[1] - start[1]]) * live
+        low, high = low + block_rank * first, high - block_rank * (~first).long()
+    u, v = u.to(matrix.dtype), v.to(matrix.dtype)
     return Blocks(u, v, bounds[0] % out_features, bounds[1], bounds[2] % in_features, bounds[3]).masked()
 
 
-def _best_corner(left: Tensor, start: Int[Tensor, "2 b"], end: Int[Tensor, "2 b"]) -> Tensor:
-    """(2, b) bool: whether the largest of the four corner entries is at the first row, and at the first column."""
-    batch = torch.arange(len(left), device=left.device)
-    sides = [(start, True), (end - 1, False)]
-    corners = [(row[0], col[1], top, at_left) for row, top in sides for col, at_left in sides]
-    size = torch.stack([left[batch, row, col].abs() for row, col, _, _ in corners])  # (4, b)
-    best = size.argmax(0)
-    top, at_left = (torch.tensor([corner[i] for corner in corners], device=left.device)[best] for i in (2, 3))
-    return torch.stack([top, at_left])
+def _at_end(low: Int[Tensor, " b"], high: Int[Tensor, " b"], first: Tensor, count: int) -> Int[Tensor, "b count"]:
+    """The first so many of what is left, or the last."""
+    return torch.where(first, low, high - count)[:, None] + torch.arange(count, device=low.device)
+
+
+def _cross(
+    left: Float[Tensor, "b m n"], rows: Int[Tensor, "b r"], cols: Int[Tensor, "b r"]
+) -> tuple[Float[Tensor, "b m r"], Float[Tensor, "b r r"], Float[Tensor, "b r n"]]:
+    """Whole columns, pivot and whole rows at these places."""
+    batch = torch.arange(len(left), device=left.device)[:, None]
+    return left[batch, :, cols].mT, left[batch[:, :, None], rows[:, :, None], cols[:, None, :]], left[batch, rows]
+
+
+def _inverse(pivot: Float[Tensor, "b r r"]) -> tuple[Float[Tensor, "b r r"], Tensor]:
+    """And whether there is one."""
+    if pivot.shape[-1] == 1:
+        sound = pivot[:, 0, 0] != 0
+        return torch.where(sound[:, None, None], 1 / pivot, 0.0), sound
+    a, s, b = torch.linalg.svd(pivot)
+    sound = s[:, -1] > _LEAST_PIVOT * s[:, 0]
+    return torch.where(sound[:, None, None], (b.mT / s[:, None]) @ a.mT, 0.0), sound
+
+
+def _through_pivot(left: Tensor, rows: Tensor, cols: Tensor) -> tuple[Float[Tensor, "b r m"], Float[Tensor, "b r n"]]:
+    """The block whose subtraction clears these rows and columns."""
+    columns, pivot, whole_rows = _cross(left, rows, cols)
+    return even_block((columns @ _inverse(pivot)[0]).mT, whole_rows)
+
+
+def even_block(u: Float[Tensor, "*b r m"], v: Float[Tensor, "*b r n"]) -> tuple[Tensor, Tensor]:
+    """The same product of factors whose rows are orthogonal, and of equal norm in both: none cancels another."""
+    if u.shape[-2] == 1:
+        return balance(u, v)
+    (basis_u, r_u), (basis_v, r_v) = (torch.linalg.qr(side.mT) for side in (u, v))
+    a, s, b = torch.linalg.svd(r_u @ r_v.mT)
+    root = s.sqrt()[..., None, :]
+    return (basis_u @ (a * root)).mT, (basis_v @ (b.mT * root)).mT
+
+
+def _best_corner(left: Tensor, low: Int[Tensor, "2 b"], high: Int[Tensor, "2 b"], block_rank: int) -> Tensor:
+    """(2, b) bool: whether the corner to take is at the first rows, and at the first columns.
+
+    The one whose block is the smallest: factors that grow and cancel would not bear rounding.
+    """
+    ways = torch.tensor(list(itertools.product((True, False), repeat=2)), device=left.device)
+    sizes = []
+    for top, at_left in ways:
+        first = top.expand(len(left)), at_left.expand(len(left))
+        rows, cols = (_at_end(low[i], high[i], first[i], block_rank) for i in range(2))
+        columns, pivot, whole_rows = _cross(left, rows, cols)
+        inverse, sound = _inverse(pivot)
+        product = inverse.mT @ (columns.mT @ columns) @ inverse @ (whole_rows @ whole_rows.mT)
+        sizes.append(torch.where(sound, product.diagonal(dim1=1, dim2=2).sum(1), torch.inf))  # squared
+    return ways[torch.stack(sizes).argmin(0)].T

@@ -9,7 +9,7 @@ from gblr.fitting.config import GaudiConfig
 from gblr.fitting.correlation import correlation_start
 from gblr.fitting.descent import descend, element_worth, trim
 from gblr.fitting.fit import Tick, fit_batch, num_ticks
-from gblr.fitting.gauge import triangular_blocks, triangular_rank
+from gblr.fitting.gauge import even_block, triangular_blocks, triangular_rank
 from gblr.fitting.gradient import refine_by_gradient
 from gblr.fitting.metric import make_metric
 from gblr.fitting.svd import balance, squared_error, weighted_svd
@@ -61,7 +61,7 @@ def _(
     if config.refine == "descent" and all(n % config.align == 0 for n in weight.shape[1:]):
         candidates.append(_triangular_blocks(config, u, v, budget))
     blocks = _best(weight, gram, candidates, budget, config.max_growth)
-    blocks.u, blocks.v = balance(blocks.u, blocks.v)
+    blocks.u, blocks.v = even_block(blocks.u, blocks.v)
     return list(blocks.to_matrices())
 
 
@@ -131,7 +131,7 @@ def _best(weight: Tensor, gram: Tensor | None, candidates: list[Blocks], budget:
     size = weight.square().sum((1, 2)).clamp(min=1e-30)
     for i, blocks in enumerate(candidates):
         error = squared_error(weight - blocks.product(), gram)
-        growth = (blocks.u.square().sum(3) * blocks.v.square().sum(3)).sum((1, 2)) / size
+        growth = ((blocks.u @ blocks.u.mT) * (blocks.v @ blocks.v.mT)).sum((1, 2, 3)) / size  # of whole blocks
         allowed = (blocks.cost() <= budget) & ((growth <= max_growth**2) | (i == 0))
         error = torch.where(allowed, error, torch.inf)
         best = blocks.padded(num_blocks).where(error < lowest, best)
