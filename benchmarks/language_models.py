@@ -1,6 +1,6 @@
 """Models for bench_language.py: SmolLM2-135M with random structured layers of a given cost, and what is timed of them.
 
-Weights and blocks are random: time does not depend on the values, and little on where blocks lie.
+Weights are random, since time does not depend on them; so are widths and places of blocks.
 """
 
 import copy
