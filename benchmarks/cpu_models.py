@@ -24,13 +24,14 @@ def vit_base() -> nn.Module:
     return ViTModel(ViTConfig(), add_pooling_layer=False).eval()
 
 
-def smollm2() -> nn.Module:
-    """The shape of SmolLM2-135M."""
+def smollm2(**changes: int) -> nn.Module:
+    """The shape of SmolLM2-135M, or one that differs from it in these sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True, eos_token_id=None)).eval()
+    config = LlamaConfig(**(sizes | heads | changes), tie_word_embeddings=True, eos_token_id=None)
+    return LlamaForCausalLM(config).eval()
 
 
 def linears(model: nn.Module) -> dict[str, nn.Linear]:

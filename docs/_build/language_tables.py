@@ -1,4 +1,6 @@
-"""Tables of the language experiments, from the files that `python -m gblr.experiments.publish_language` writes."""
+"""Tables of the language experiments, from the files that `python -m gblr.experiments.publish_language` writes, and of
+`benchmarks/bench_language.py`.
+"""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -12,6 +14,8 @@ KINDS = VISION_KINDS | {
     "low-rank-plain-global": "low rank of the weights alone, global ranks",
     "low-rank": "low rank",
     "low-rank-global": "low rank, global ranks",
+    "low-rank-8": "low rank, ranks in eights",
+    "blast-8": "BLAST, ranks in eights",
     "gblr-1-global": "GBLR, block_rank 1, global budgets",
     "gblr-1-learned": "GBLR, block_rank 1, learned from the dense cost",
 }
@@ -139,6 +143,21 @@ def rates(record: Record) -> str:
     return markdown_table(["method", "training", *(f"lr {lr:g}" for lr in tried)], lines, 2)
 
 
+def speed(record: Record) -> str:
+    """One line per method and cost: size, and for both tasks tokens a second, those over dense, and GBLR's forms."""
+    tasks = list(dict.fromkeys(row["task"] for row in record["rows"]))
+    lines = []
+    for (method, cost), mine in groups(record["rows"], "method", "cost").items():
+        line = [label(method), f"{cost:g}", f"{mine[0]['relative_cost']:.3f}", f"{mine[0]['size_bytes'] / 1e6:.1f}"]
+        for task in tasks:
+            (row,) = (row for row in mine if row["task"] == task)
+            forms = ", ".join(f"{count} {form}" for form, count in sorted(row["forms"].items()))
+            line += [f"{row['tokens_per_second']:,.0f}", f"{row['over_dense']:.2f}", forms]
+        lines.append(line)
+    heads = [head for task in tasks for head in (f"{task}, tokens/s", f"{task} / dense", "forms")]
+    return markdown_table(["method", "cost asked", "cost", "MB", *heads], lines, 1)
+
+
 _FILES = {
     "smollm2-wikitext.json": "smollm2-wikitext --model FILE.gguf",
     "gpt2-imdb.json": "gpt2-imdb",
@@ -151,8 +170,13 @@ _VIEWS: dict[str, Callable[[Record], str]] = {
     "texts": texts,
     "rates": rates,
 }
+_SPEEDS = {"language-speed-cpu.json": "", "language-speed-gpu.json": " --device cuda"}
 LANGUAGE_TABLES = {(file, view): table for file in _FILES for view, table in _VIEWS.items()}
+LANGUAGE_TABLES |= {(file, ""): speed for file in _SPEEDS}
 LANGUAGE_COMMANDS = {
     file: f"gblr reproduce {options} --data DIR && python -m gblr.experiments.publish_language"
     for file, options in _FILES.items()
+}
+LANGUAGE_COMMANDS |= {
+    file: f"python benchmarks/bench_language.py{options} --out docs/results/{file}" for file, options in _SPEEDS.items()
 }
