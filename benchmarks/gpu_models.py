@@ -15,6 +15,7 @@ from bench_masks import fft_form
 from cpu_cases import Case, random_packed
 from cpu_models import linears, smollm2
 from gpu_cases import captured, device, in_turns, on_gpu
+from language_models import writing
 from torch import Tensor, nn
 
 import gblr
@@ -133,21 +134,11 @@ def inference_row(smoke: bool) -> dict[str, Any]:
 @torch.no_grad()
 def decoding_row(smoke: bool) -> dict[str, Any]:
     """One step with a static cache, as a CUDA graph; forms are planned for one token."""
-    from transformers import StaticCache
-
     length = 16 if smoke else 256
     dense = smollm2().to(device(), torch.bfloat16)
     token = torch.zeros(1, 1, dtype=torch.long, device=device())
     model, report = hardened(dense, list(linears(dense)), 0.4, 16, token)
-    runs = []
-    for net in (dense, model):
-        cache = StaticCache(config=net.config, max_cache_len=length)
-        position = torch.tensor([length // 2], device=device())
-
-        def step(net: Any = net, cache: Any = cache, position: Tensor = position) -> Any:
-            return net(token, past_key_values=cache, cache_position=position, use_cache=True).logits
-
-        runs.append(captured([step]))
+    runs = [captured([writing(net, token, length)]) for net in (dense, model)]
     dense_time, time = in_turns(runs, 3 if smoke else 30)
     return {
         "model": "SmolLM2-135M decoding, batch 1, bfloat16, cost 0.4, CUDA graph",
