@@ -159,6 +159,22 @@ def test_expected_forms_follow_the_multiplications():
         assert of(300, 100) == "packed"
 
 
+@pytest.mark.parametrize(("positions", "cold"), [(1, True), (16, True), (17, False)])
+def test_few_positions_are_measured_with_weights_that_are_not_in_the_cache(positions, cold, monkeypatch):
+    """In a model, other layers' weights have been there in between."""
+    seen = {form: set() for form in POSSIBLE}
+    multiply = forms.multiply
+
+    def record(form, derived, *others):
+        seen[form].add(derived.tensors[0].data_ptr())
+        return multiply(form, derived, *others)
+
+    monkeypatch.setattr(planner.forms, "multiply", record)
+    model = nn.Sequential(random_gaudi(16, 12))
+    harden_(model, torch.randn(positions, 16))
+    assert all((len(places) > 1) == cold for places in seen.values())
+
+
 def test_graphs_are_measured_on_a_gpu_alone(image):
     with raises_value_error("cpu", "CUDA graphs"):
         harden_(Model(), image, captured=True)

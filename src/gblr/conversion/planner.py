@@ -1,6 +1,7 @@
 """Which form a packed layer should multiply by: measured on this machine, on the inputs that the layer really sees."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,10 @@ from gblr.matrices.packed import PackedGBLR
 from gblr.progress import progress
 
 _ROUNDS, _SECONDS = 3, 0.02  # per layer: at least so many rounds, and more while they are short
-# calls of a graph, each with weights of its own: bytes of a GPU's cache; few, since starting a graph takes time too
-_CACHE, _LEAST_COPIES, _MOST_COPIES = 64 * 2**20, 4, 64
+# calls with weights of their own, where a product is bound by reading them: bytes that no cache holds; a graph has
+# several calls in any case, as starting it takes time too
+_CACHE, _LEAST_COPIES, _MOST_COPIES = 64 * 2**20, 4, 128
+_FEW_VECTORS = 16
 _HOPELESS = 3.0  # times slower than the best in the first rounds: not measured further
 
 Times = dict[Form, float]
@@ -75,10 +78,11 @@ def form_times(layer: MatrixModule, x: Tensor, graphs: bool = False) -> Times:
     dtype = matrix.u.dtype  # the input may have another, inside of autocast
     x, bias = layer.product_input(x).to(dtype), None if layer.bias is None else layer.bias.to(dtype)
     derived = {form: forms.derive(form, matrix) for form in forms.possible_forms(matrix)}
+    cold = graphs or (x.is_cpu and x.numel() <= _FEW_VECTORS * matrix.shape[1])
     made, per_run = {}, {}
     for form, tensors in derived.items():
-        calls = [partial(forms.multiply, form, each, x, bias) for each in (_copies(tensors) if graphs else [tensors])]
-        made[form], per_run[form] = captured(calls) if graphs else calls[0], len(calls)
+        calls = [partial(forms.multiply, form, each, x, bias) for each in (_copies(tensors) if cold else [tensors])]
+        made[form], per_run[form] = (captured(calls), len(calls)) if graphs else (_in_turn(calls), 1)
     # the least time of each: other programs make calls slower, never faster
     first = {form: min(found) for form, found in zip(made, interleaved(list(made.values()), x.device, 2), strict=True)}
     first = {form: seconds / per_run[form] for form, seconds in first.items()}
@@ -87,6 +91,12 @@ def form_times(layer: MatrixModule, x: Tensor, graphs: bool = False) -> Times:
     return first | {
         f: min(first[f], *(each / per_run[f] for each in found)) for f, found in zip(close, more, strict=True)
     }
+
+
+def _in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """One of them at each call."""
+    following = itertools.cycle(calls)
+    return lambda: next(following)()
 
 
 def _copies(derived: forms.Derived) -> list[forms.Derived]:
