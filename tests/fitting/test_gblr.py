@@ -76,6 +76,19 @@ def test_blocks_start_and_end_on_multiples_of_align_or_take_the_axis(align, shap
             assert bool((location % align == 0).all()), (init, refine)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_blocks_of_high_rank_use_the_budget_and_beat_the_svd(weighted, generator):
+    """A budget between two whole numbers of blocks is spent all the same, and triangular factors buy rank."""
+    weight = random_weight(160, 160, 0.98, generator)
+    gram = random_gram(1, 160, generator) if weighted else None
+    for cost in (0.45, 0.7):
+        found = fit(weight, GaudiConfig(cost, block_rank=8, steps=6), None if gram is None else gram[0])
+        low_rank = fit(weight, LowRankConfig(cost), None if gram is None else gram[0])
+        ours, other = (float(squared_error((weight - m.to_dense())[None], gram)) for m in (found, low_rank))
+        assert ours < other
+        assert 0.9 * cost < found.relative_cost <= cost
+
+
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("block_rank", [1, 2])
 def test_a_planted_matrix_is_recovered_much_better_than_by_svd(init, block_rank, generator):

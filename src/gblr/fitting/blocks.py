@@ -61,6 +61,10 @@ class Blocks:
             chosen[name] = torch.where(condition.view(-1, *[1] * (value.dim() - 1)), value, getattr(other, name))
         return Blocks(**chosen)
 
+    def beside(self, other: "Blocks") -> "Blocks":
+        """The blocks of both in each matrix."""
+        return Blocks(**{name: torch.cat([value, getattr(other, name)], 1) for name, value in vars(self).items()})
+
     def padded(self, num_blocks: int) -> "Blocks":
         """With dead blocks added up to that number."""
         missing = num_blocks - self.u.shape[1]

@@ -11,7 +11,7 @@ from gblr.fitting.descent import descend, element_worth, trim
 from gblr.fitting.fit import Tick, fit_batch, num_ticks
 from gblr.fitting.gauge import even_block, triangular_blocks, triangular_rank
 from gblr.fitting.gradient import refine_by_gradient
-from gblr.fitting.metric import make_metric
+from gblr.fitting.metric import Metric, make_metric
 from gblr.fitting.svd import balance, squared_error, weighted_svd
 from gblr.matrices.base import StructuredMatrix
 
@@ -49,17 +49,18 @@ def _(
     metric = make_metric(gram, config.align)
     rank = (budget / (weight.shape[1] + weight.shape[2])).long()
     blocks = _start(config, weight, u, v, rank, budget)
+    last = (rank - 1).clamp(0, s.shape[1] - 1)
+    price = s.gather(1, last[:, None]).squeeze(1).square() / (weight.shape[1] + weight.shape[2])
     if config.refine == "gradient":
         blocks = refine_by_gradient(weight, metric, blocks, budget, _num_steps(config), config.align, tick)
     elif config.refine == "descent":
-        last = (rank - 1).clamp(0, s.shape[1] - 1)
-        price = s.gather(1, last[:, None]).squeeze(1).square() / (weight.shape[1] + weight.shape[2])
         blocks = descend(weight, metric, blocks, budget, price, _num_steps(config), config.align, tick)
     else:
         blocks = trim(blocks, element_worth(blocks, metric), budget, config.align)
     candidates = [_svd_blocks(config, u, v, budget), blocks]
     if config.refine == "descent" and all(n % config.align == 0 for n in weight.shape[1:]):
-        candidates.append(_triangular_blocks(config, u, v, budget))
+        triangular = _triangular_blocks(config, u, v, budget)
+        candidates += [triangular, _with_rest(config, weight, metric, triangular, u, v, budget, price)]
     blocks = _best(weight, gram, candidates, budget, config.max_growth)
     blocks.u, blocks.v = even_block(blocks.u, blocks.v)
     return list(blocks.to_matrices())
@@ -118,6 +119,27 @@ def _triangular_blocks(config: GaudiConfig, u: Tensor, v: Tensor, budget: Tensor
     product = (u * keep).double().mT @ v.double()
     blocks = triangular_blocks(product, rank, config.block_rank, config.align, max(1, max(ranks) // config.block_rank))
     return Blocks(blocks.u.to(u.dtype), blocks.v.to(v.dtype), **blocks.intervals())
+
+
+def _with_rest(
+    config: GaudiConfig, weight: Tensor, metric: Metric, blocks: Blocks, u: Tensor, v: Tensor, budget: Tensor,
+    price: Tensor,
+) -> Blocks:  # fmt: skip
+    """What the budget leaves over, spent on one more block, of the intervals that explain most of what is missing.
+
+    It would be less than a whole block of the next singular vectors, which is much for blocks of a high rank.
+    """
+    r, smallest = config.block_rank, 2 * config.align * config.block_rank
+    num_live = blocks.live.sum(1)
+    index = (r * num_live[:, None] + torch.arange(r, device=u.device)).clamp(max=u.shape[1] - 1)
+    next_u, next_v = (side.gather(1, index[:, :, None].expand(-1, -1, side.shape[2]))[:, None] for side in (u, v))
+    start = Blocks.full(next_u, next_v, torch.ones_like(index[:, 0]))
+    rest = budget - blocks.cost()
+    possible = (rest >= smallest) & (num_live < _most_blocks(config, u, v))
+    missing = weight - blocks.product()
+    steps = _num_steps(config)
+    found = descend(missing, metric, start, rest.clamp(min=smallest), price, steps, config.align)
+    return blocks.beside(found.where(possible, Blocks.full(next_u, next_v, torch.zeros_like(num_live))))
 
 
 def _best(weight: Tensor, gram: Tensor | None, candidates: list[Blocks], budget: Tensor, max_growth: float) -> Blocks:
