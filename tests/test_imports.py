@@ -73,6 +73,7 @@ def test_the_mathematics_needs_torch_and_nothing_else(file):
         "types",
         "warnings",
         "dataclasses",
+        "json",
         "typing",
         "abc",
         "collections",
