@@ -79,4 +79,4 @@ def _distance(product: Product, row: dict[str, Any]) -> float:
 @functools.cache
 def _table() -> dict[str, list[dict[str, Any]]]:
     """By the name of a GPU."""
-    return json.loads(TABLE.read_text())["gpus"] if TABLE.exists() else {}
+    return json.loads(TABLE.read_text())["gpus"]
