@@ -75,6 +75,11 @@ class Blocks:
     def clone(self) -> "Blocks":
         return Blocks(**{name: value.clone() for name, value in vars(self).items()})
 
+    def copy_(self, other: "Blocks") -> None:
+        """Their values, in the tensors that are here."""
+        for name, value in vars(self).items():
+            value.copy_(getattr(other, name))
+
     def to_matrices(self) -> list[GBLRMatrix]:
         """Live blocks alone, one matrix per batch entry."""
         matrices = []

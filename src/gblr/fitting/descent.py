@@ -8,6 +8,8 @@ docs/fitting.md has the figures.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -35,33 +37,85 @@ def descend(
     on_sweep: Callable[[], None] = lambda: None,
 ) -> Blocks:
     """Improves `blocks` and brings their cost down to `budget`. Blocks that are dead are seeded from the residual."""
-    blocks = blocks.clone()
+    state = _State(blocks.clone(), torch.empty_like(weight), price.clone())
+    visit = _Visits(state, metric, align)
     start_budget = budget
     for sweep in range(sweeps):
-        residual = weight - blocks.product()
-        _seed_dead(blocks, residual)
-        worth = torch.zeros_like(blocks.u[:, :, 0]), torch.zeros_like(blocks.v[:, :, 0])
-        for k in range(blocks.u.shape[1]):
-            residual, worth[0][:, k], worth[1][:, k] = _update(blocks, k, residual, metric, price, align)
+        blocks, worth = state.blocks, state.worth
+        torch.sub(weight, blocks.product(), out=state.residual)
+        _seed_dead(blocks, state.residual)
+        visit.all_blocks()
         cost = blocks.cost()
         if sweep == 0:
             start_budget = torch.maximum(cost.to(budget), budget)
         part = min(1.0, (sweep + 1) / (_RAMP * sweeps))
         target = budget + (1 - part) ** 2 * (start_budget - budget)
-        blocks = trim(blocks, worth, target, align)
-        price = price * (cost / target).clamp(0.5, 2.0) ** _PRICE_POWER
+        blocks.copy_(trim(blocks, worth, target, align))
+        state.price *= (cost / target).clamp(0.5, 2.0) ** _PRICE_POWER
         on_sweep()
-    return refit(weight, metric, blocks, _FINAL_REFITS)
+    return refit(weight, metric, state.blocks, _FINAL_REFITS)
 
 
 def refit(weight: Tensor, metric: Metric, blocks: Blocks, sweeps: int) -> Blocks:
     """Contents alone: the intervals stay as they are."""
-    blocks = blocks.clone()
-    residual = weight - blocks.product()
+    state = _State(blocks.clone(), weight - blocks.product(), None)
     for _ in range(sweeps):
         for k in range(blocks.u.shape[1]):
-            residual, _, _ = _update(blocks, k, residual, metric, None, 1)
-    return blocks
+            _update(state, k, metric, 1)
+    return state.blocks
+
+
+@dataclass
+class _State:
+    """What a visit of a block reads and overwrites. `worth` says what each row and column of each block adds."""
+
+    blocks: Blocks
+    residual: Float[Tensor, "b out in"]
+    price: Float[Tensor, " b"] | None  # per element; None keeps the intervals as they are
+
+    def __post_init__(self) -> None:
+        self.worth = torch.zeros_like(self.blocks.u[:, :, 0]), torch.zeros_like(self.blocks.v[:, :, 0])
+
+    def clone(self) -> "_State":
+        return _State(self.blocks.clone(), self.residual.clone(), None if self.price is None else self.price.clone())
+
+
+class _Visits:
+    """One block after the other. On a GPU a visit to a block of rank 1 is some forty kernels of a few microseconds, far
+    less than it takes to launch them: they are captured once as a CUDA graph, which reads from the device whose turn it
+    is.
+    """
+
+    def __init__(self, state: _State, metric: Metric, align: int):
+        self.state, self.metric, self.align = state, metric, align
+        self.num_blocks = state.blocks.u.shape[1]
+        captures = state.residual.is_cuda and state.blocks.block_rank == 1
+        self.graph = self._captured() if captures and self.num_blocks > 1 else None
+
+    def all_blocks(self) -> None:
+        for part in self.state.worth:
+            part.zero_()
+        if self.graph is None:
+            for k in range(self.num_blocks):
+                _update(self.state, k, self.metric, self.align)
+            return
+        self.turn.zero_()
+        for _ in range(self.num_blocks):
+            self.graph.replay()
+
+    def _captured(self) -> Any:
+        device = self.state.residual.device
+        self.turn = torch.zeros(1, dtype=torch.long, device=device)
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):  # kernels are loaded and work spaces made before the capture
+            _update(self.state.clone(), self.turn, self.metric, self.align)
+        torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            _update(self.state, self.turn, self.metric, self.align)
+            self.turn += 1
+        return graph
 
 
 def trim(blocks: Blocks, worth: tuple[Tensor, Tensor], budget: Float[Tensor, " b"], align: int) -> Blocks:
@@ -98,24 +152,23 @@ def element_worth(blocks: Blocks, metric: Metric) -> tuple[Float[Tensor, "b k ou
     return rows, cols * metric.importance
 
 
-def _update(
-    blocks: Blocks, k: int, residual: Tensor, metric: Metric, price: Tensor | None, align: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _update(state: _State, k: int | Tensor, metric: Metric, align: int) -> None:
     """Gives block k its best columns for its rows, then its best rows for those columns.
 
-    Returns the new residual (the old one is overwritten) and the worth of each row and column. Without a `price` the
-    intervals stay as they are.
+    A tensor of one number, for graphs, says k on the device.
     """
-    u, v = blocks.u[:, k], blocks.v[:, k]  # (b, r, out), (b, r, in)
+    blocks, residual, price = state.blocks, state.residual, state.price
+    u, v = _at(blocks.u, k), _at(blocks.v, k)  # (b, r, out), (b, r, in)
     target = _add_(residual, u, v)  # what block k has to explain
     factor = _factor(u, u)
     wanted = _divide(factor, u @ target)
     if price is None:
-        content = metric.restrict(wanted, blocks.col_start[:, k], blocks.col_size[:, k])
+        content = metric.restrict(wanted, _at(blocks.col_start, k), _at(blocks.col_size, k))
         col_worth = content.square().sum(1)
     else:
         content, start, size, col_worth = metric.project(wanted, price * blocks.block_rank, align)
-        blocks.col_start[:, k], blocks.col_size[:, k] = start, size
+        _put(blocks.col_start, k, start)
+        _put(blocks.col_size, k, size)
     v = _divide(factor, content, transposed=True)
 
     weighted = metric.times(v)
@@ -124,14 +177,28 @@ def _update(
     row_worth = wanted.square().sum(1)
     if price is not None:
         start, size = best_interval(row_worth, price * blocks.block_rank, align)
-        blocks.row_start[:, k], blocks.row_size[:, k] = start, size
-    inside = interval_mask(blocks.row_start[:, k], blocks.row_size[:, k], wanted.shape[-1])
+        _put(blocks.row_start, k, start)
+        _put(blocks.row_size, k, size)
+    row_size = _at(blocks.row_size, k)
+    inside = interval_mask(_at(blocks.row_start, k), row_size, wanted.shape[-1])
     u = _divide(factor, wanted * inside[:, None], transposed=True)
 
-    live = blocks.live[:, k, None, None]
+    live = ((row_size > 0) & (_at(blocks.col_size, k) > 0))[:, None, None]
     u, v = u * live, v * live
-    blocks.u[:, k], blocks.v[:, k] = u, v
-    return _add_(target, u, v, -1), row_worth, col_worth
+    for place, value in ((blocks.u, u), (blocks.v, v), (state.worth[0], row_worth), (state.worth[1], col_worth)):
+        _put(place, k, value)
+    _add_(target, u, v, -1)
+
+
+def _at(of_blocks: Tensor, k: int | Tensor) -> Tensor:
+    return of_blocks[:, k] if isinstance(k, int) else of_blocks.index_select(1, k)[:, 0]
+
+
+def _put(of_blocks: Tensor, k: int | Tensor, value: Tensor) -> None:
+    if isinstance(k, int):
+        of_blocks[:, k] = value
+    else:
+        of_blocks.index_copy_(1, k, value[:, None])
 
 
 def _add_(
