@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gblr.conversion.convert import convert_
 from gblr.conversion.cost import Cost, cost
 from gblr.conversion.filters import Filter
+from gblr.experiments.composed import compose_
 from gblr.experiments.run import StructuredRun
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
 from gblr.fitting.plan import divisors
@@ -57,7 +58,7 @@ def structure_(
         convert_(model, _BASELINES[run.method](target, allocation=run.allocation), where, calibration=batches)
     if not run.source and run.method != "gaudi":
         restore_variances_(model, deviations)
-    _leave_out_of_compile(model)
+    compose_(model)
     return target
 
 
@@ -140,12 +141,3 @@ def restore_variance_(layer: Any, deviation: float) -> None:
     lost = deviation / float(layer.weight.std())
     for name, share in _FACTORS[type(layer.matrix)].items():
         getattr(layer, name).mul_(lost**share)
-
-
-def _leave_out_of_compile(model: nn.Module) -> None:
-    """Monarch's permutation and Pixelfly's indices run eagerly inside compiled blocks: traced, the permutation would
-    be copied from the host in every step, which no CUDA graph can hold.
-    """
-    for module in model.modules():
-        if isinstance(module, MatrixModule) and isinstance(module._template, MonarchMatrix | PixelflyMatrix):
-            module.forward = torch.compiler.disable(module.forward)
