@@ -1,0 +1,25 @@
+import pytest
+import torch
+
+import gblr
+from gblr.fitting import descent
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("block_rank", [1, 4])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_visits_that_are_captured_fit_as_visits_one_by_one(block_rank, weighted, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(96, 64, generator=generator).cuda()
+    inputs = torch.randn(300, 64, generator=generator).cuda()
+    gram = inputs.T @ inputs if weighted else None
+    config = gblr.GaudiConfig(0.4, block_rank=block_rank)
+    captured = gblr.fit(weight, config, gram)
+    monkeypatch.setattr(descent._Visits, "_captured", lambda self: None)
+    one_by_one = gblr.fit(weight, config, gram)
+    torch.testing.assert_close(captured.to_dense(), one_by_one.to_dense(), rtol=1e-4, atol=1e-4)
+    assert captured.num_mults == one_by_one.num_mults
