@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# --no-compile: Python compiles what is imported, at its first import; compiling all that is installed takes long.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 INSTALL_INPUTS := pyproject.toml setup.py constraints.txt $(shell find src/gblr/ops -name "*.cpp" -o -name "*.h")
 
 .PHONY: demo test lint docs bench clean
@@ -15,7 +16,7 @@ demo: $(VENV)/.demo
 	$(BIN)/gblr report runs/demo/small --out runs/demo/report.html
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --quiet -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 2 --dist worksteal
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check . docs/_build/*.py

@@ -7,12 +7,11 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
 from tests import shape_hook
 
 # Here and not by --jaxtyping-packages, because plain beartype refuses some of our hints (see tests/shape_hook.py).
 # It has to stand before the first import of gblr.
-install_import_hook("gblr", f"{shape_hook.__name__}.checked")
+shape_hook.install("gblr")
 
 import gblr  # noqa: E402
 

@@ -4,6 +4,8 @@ They include no header of torch or Python: the build needs a C++ compiler and no
 fails, the package installs without them; the loader says so at first use. All else is in pyproject.toml.
 """
 
+import copy
+import os
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -35,14 +37,16 @@ class BuildPlainLibrary(build_ext):
     def get_export_symbols(self, ext):
         return []
 
+    def finalize_options(self):
+        """The instruction sets are built side by side."""
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
     def build_extension(self, ext):
         """Objects of the instruction sets have the same names: each set gets a folder of its own."""
-        common = self.build_temp
-        self.build_temp = str(Path(common) / ext.name)
-        try:
-            super().build_extension(ext)
-        finally:
-            self.build_temp = common
+        own = copy.copy(self)
+        own.build_temp = str(Path(self.build_temp) / ext.name)
+        super(BuildPlainLibrary, own).build_extension(ext)
 
 
 setup(

@@ -1,5 +1,7 @@
 """The type checker behind the shape annotations: jaxtyping's import hook applies it to all of gblr during tests."""
 
+import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,10 +10,18 @@ from typing import Any
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
-from beartype.roar import BeartypeDecorHintException
+from beartype.roar import BeartypeCallHintParamViolation, BeartypeDecorHintException
+from jaxtyping._storage import pop_shape_memo, push_shape_memo
 
 _CONF = BeartypeConf(is_pep484_tower=True)  # an int will do where a float is asked for, as for mypy
-_WRAPPER_FILE = jaxtyping.jaxtyped.__code__.co_filename
+_slow_jaxtyped = jaxtyping.jaxtyped
+_WRAPPER_FILES = {_slow_jaxtyped.__code__.co_filename, __file__}
+
+
+def install(package: str) -> None:
+    """Checks all of `package` from its first import on."""
+    jaxtyping.install_import_hook(package, f"{__name__}.checked")
+    jaxtyping.jaxtyped = jaxtyped  # the hook has every module look it up there
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,6 +30,46 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
         return beartype(function, conf=_CONF)
     except BeartypeDecorHintException:
         return function
+
+
+def jaxtyped(target: Any = None, *, typechecker: Callable[..., Any]) -> Any:
+    """The checks of `jaxtyping.jaxtyped` in half the time: it matches arguments to names in Python at every call,
+    and checks them again beside the result.
+
+    Left to jaxtyping are sizes that arguments give, as in "k {length}"; names of types in quotes, which may be imported
+    for type checkers alone; what beartype refuses as a whole, as arguments can still be checked if only the result is
+    refused; and arguments that turned out wrong, for its message.
+    """
+    if target is None:
+        return functools.partial(jaxtyped, typechecker=typechecker)
+    if isinstance(target, type):
+        made = target.__dict__.get("__init__")
+        if dataclasses.is_dataclass(target) and made is not None and made is _bare(made):
+            target.__init__ = jaxtyped(made, typechecker=typechecker)
+        return target
+    if any(isinstance(hint, str) or "{" in str(hint) for hint in target.__annotations__.values()):
+        return _slow_jaxtyped(target, typechecker=typechecker)
+    try:
+        quick = beartype(target, conf=_CONF)
+    except BeartypeDecorHintException:
+        return _slow_jaxtyped(target, typechecker=typechecker)
+
+    @functools.wraps(target)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if jaxtyping.config.jaxtyping_disable:
+            return target(*args, **kwargs)
+        push_shape_memo(
+            {}
+        )  # what names of axes stand for, in this call; as statements, for `torch.compile` traces these
+        try:
+            return quick(*args, **kwargs)
+        except BeartypeCallHintParamViolation:
+            return _slow_jaxtyped(target, typechecker=typechecker)(*args, **kwargs)
+        finally:
+            pop_shape_memo()
+
+    return wrapper
 
 
 @contextmanager
@@ -59,6 +109,6 @@ def _bare(member: Any) -> Any:
         return property(getter, member.fset, member.fdel)
     if isinstance(member, (classmethod, staticmethod)) and (inner := _bare(member.__func__)) is not member.__func__:
         return type(member)(inner)
-    if isinstance(member, FunctionType) and member.__code__.co_filename == _WRAPPER_FILE:
+    if isinstance(member, FunctionType) and member.__code__.co_filename in _WRAPPER_FILES:
         return member.__wrapped__
     return member

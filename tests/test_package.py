@@ -32,7 +32,9 @@ start = time.process_time()
 import gblr
 print(time.process_time() - start)
 """
-    seconds = [in_a_fresh_python(code) for _ in range(3)]
+    seconds = [in_a_fresh_python(code)]
+    while seconds[-1] >= 0.3 and len(seconds) < 3:
+        seconds.append(in_a_fresh_python(code))
     assert min(seconds) < 0.3, seconds  # the fastest of three, in time of its own: others may hold the machine
 
 

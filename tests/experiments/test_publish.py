@@ -26,9 +26,10 @@ def record(name, accuracy, run, reached, **more):
     }  # fmt: skip
 
 
-@pytest.fixture
-def published(tmp_path, monkeypatch):
-    """Made-up results of a few runs, published into a folder that the hook reads."""
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Made-up results of a few runs, published into a folder that the hook reads; tests only look at it."""
+    tmp_path = tmp_path_factory.mktemp("published")
     store = Store(tmp_path / "runs" / "cifar10-vit")
     for seed, (dense, ours, low) in enumerate(((80.0, 79.0, 70.0), (82.0, 81.0, 72.0))):
         store.write(f"vit384-dense-seed{seed}", record(f"vit384-dense-seed{seed}", dense, Run("vit384", "dense"), 1.0))
@@ -47,10 +48,11 @@ def published(tmp_path, monkeypatch):
     resnet.write(name, record(name, 90.5, run, 0.54, **before))
     docs = tmp_path / "docs"
     (docs / "results").mkdir(parents=True)
-    monkeypatch.setattr(sys, "argv", ["publish", "--runs", str(tmp_path / "runs"), "--docs", str(docs)])
-    assert publish.main() == 0
-    monkeypatch.setitem(HOOK["render"].__globals__, "RESULTS", docs / "results")
-    return docs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["publish", "--runs", str(tmp_path / "runs"), "--docs", str(docs)])
+        assert publish.main() == 0
+        patch.setitem(HOOK["render"].__globals__, "RESULTS", docs / "results")
+        yield docs
 
 
 def test_tables_have_means_and_spreads_over_seeds_and_the_cost_reached(published):
