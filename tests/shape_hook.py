@@ -59,9 +59,8 @@ def jaxtyped(target: Any = None, *, typechecker: Callable[..., Any]) -> Any:
         __tracebackhide__ = True
         if jaxtyping.config.jaxtyping_disable:
             return target(*args, **kwargs)
-        push_shape_memo(
-            {}
-        )  # what names of axes stand for, in this call; as statements, for `torch.compile` traces these
+        # What names of axes stand for, in this call; a `with` statement would not be traced by `torch.compile`.
+        push_shape_memo({})
         try:
             return quick(*args, **kwargs)
         except BeartypeCallHintParamViolation:
