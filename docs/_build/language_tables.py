@@ -19,6 +19,7 @@ KINDS = VISION_KINDS | {
     "gblr-1-global": "GBLR, block_rank 1, global budgets",
     "gblr-1-learned": "GBLR, block_rank 1, learned from the dense cost",
 }
+_HUGE = 1e5  # a perplexity above the number of words: the model is lost, and digits say nothing
 SUFFIXES = {"-distilled": "distilled", "-tuned": "tuned", "-fitted": "from dense"}
 
 
@@ -33,9 +34,13 @@ def training(kind: str) -> str:
     return ", ".join(word for suffix, word in SUFFIXES.items() if suffix in kind) or "from scratch"
 
 
+def number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if value < _HUGE else f"{value:.0e}"
+
+
 def shown(values: Sequence[float], digits: int) -> str:
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+    mean = number(statistics.fmean(values), digits)
+    return mean if len(values) == 1 else f"{mean} ± {number(statistics.stdev(values), digits)}"
 
 
 def digits_of(row: Record) -> int:
@@ -56,7 +61,7 @@ def untrained(record: Record) -> str:
     lines = []
     for (kind,), mine in groups(rows, "kind").items():
         if mine[0]["method"] == "dense":
-            value = f"{mine[0]['test'][mine[0]['metric']]:.{digits_of(mine[0])}f}"
+            value = number(mine[0]["test"][mine[0]["metric"]], digits_of(mine[0]))
             lines.append(["dense", *(cell for _ in costs for cell in (value, "", "1"))])
             continue
         line = [label(kind)]
@@ -72,7 +77,7 @@ def _stages(row: Record, best: float | None) -> list[str]:
     cells = []
     for stage in ("fitted", "refitted"):
         value = (row.get(stage) or {}).get(row["metric"])
-        text = "" if value is None else f"{value:.{digits_of(row)}f}"
+        text = "" if value is None else number(value, digits_of(row))
         cells.append(f"**{text}**" if value is not None and value == best else text)
     return [*cells, f"{row['reached_cost']:.3f}"]
 
@@ -137,7 +142,7 @@ def rates(record: Record) -> str:
     for (kind,), mine in groups(rows, "kind").items():
         values = {row["lr"]: row["test"][row["metric"]] for row in mine}
         best = (max if mine[0]["higher_is_better"] else min)(values.values())
-        cells = [f"{values[lr]:.{digits_of(mine[0])}f}" if lr in values else "" for lr in tried]
+        cells = [number(values[lr], digits_of(mine[0])) if lr in values else "" for lr in tried]
         bold = [f"**{cell}**" if values.get(lr) == best else cell for lr, cell in zip(tried, cells, strict=True)]
         lines.append([label(kind), training(kind), *bold])
     return markdown_table(["method", "training", *(f"lr {lr:g}" for lr in tried)], lines, 2)

@@ -354,7 +354,9 @@ def render(name: str, view: str = "") -> str:
     if not (RESULTS / name).exists():
         return not_measured(name)
     record = json.loads((RESULTS / name).read_text())
-    return f"{table(record)}\n\n{source(name, record)}"
+    text = table(record)
+    has_rows = len(text.splitlines()) > 2  # heading and rule
+    return f"{text}\n\n{source(name, record)}" if has_rows else not_measured(name)
 
 
 def picture(name: str, text: str, up: str = "") -> str:

@@ -261,6 +261,7 @@ def published(tmp_path, monkeypatch):
         ("gblr-1-0.5-seed0", 30.0, {"fitted": {"wikitext2": 33.0}, "refitted": {"wikitext2": 30.0}}),
         ("low-rank-0.5-seed0", 40.0, {"fitted": {"wikitext2": 50.0}, "refitted": {"wikitext2": 40.0}}),
         ("low-rank-plain-0.5-seed0", 900.0, {"fitted": {"wikitext2": 900.0}}),
+        ("low-rank-plain-0.7-seed0", 3e6, {"fitted": {"wikitext2": 3e6}}),
         ("gblr-1-tuned-0.5-seed0", 25.0, {}),
         ("low-rank-tuned-0.5-seed0", 26.0, {}),
         ("dense-tuned-seed0", 22.0, {}),
@@ -280,10 +281,10 @@ def published(tmp_path, monkeypatch):
 
 def test_tables_show_every_stage_and_the_best_bold(published):
     table = HOOK["render"]("smollm2-wikitext.json", "untrained").splitlines()
-    assert table[0] == "| method | 0.5: fitted | refitted | cost |"
-    assert "| dense | 23.50 |  | 1 |" in table
-    assert "| GBLR, block_rank 1 | 33.00 | **30.00** | 0.499 |" in table
-    assert "| low rank of the weights alone | 900.00 |  | 0.499 |" in table
+    assert table[0] == "| method | 0.7: fitted | refitted | cost | 0.5: fitted | refitted | cost |"
+    assert "| dense | 23.50 |  | 1 | 23.50 |  | 1 |" in table
+    assert "| GBLR, block_rank 1 |  |  |  | 33.00 | **30.00** | 0.499 |" in table
+    assert "| low rank of the weights alone | **3e+06** |  | 1.000 | 900.00 |  | 0.499 |" in table
     trained = HOOK["render"]("smollm2-wikitext.json", "trained")
     assert "| GBLR, block_rank 1 | tuned | 0.0003 | **25.00** (0.499) |" in trained
     assert (
@@ -293,7 +294,7 @@ def test_tables_show_every_stage_and_the_best_bold(published):
     texts = HOOK["render"]("smollm2-wikitext.json", "texts")
     assert "| GBLR, block_rank 1 | none | 0.5 | 0.499 | 0.449 | 30.00 | 60.00 | 9.0 |" in texts
     assert (published / "images" / "language-smollm2-wikitext-untrained.png").stat().st_size > 1000
-    assert (published / "images" / "language-smollm2-wikitext-trained.png").stat().st_size > 1000
+    assert not (published / "images" / "language-smollm2-wikitext-trained.png").exists()  # one cost, no line
     assert "`gblr reproduce smollm2-wikitext --model FILE.gguf --data DIR`" in texts
 
 

@@ -23,7 +23,7 @@ def compose_(model: nn.Module) -> None:
             continue
         if isinstance(module.matrix, MonarchMatrix):  # a buffer: made within a graph, it would be copied from the host
             index = monarch_permutation(module.matrix.num_blocks, module.matrix.left.shape[2])
-            module.register_buffer("permutation", index.to(module.left.device), persistent=False)
+            module.register_buffer("permutation", index.to(module.matrix.left.device), persistent=False)
         module.forward = types.MethodType(_forward, module)  # type: ignore[method-assign]
 
 
@@ -56,4 +56,4 @@ def _blast(layer: Any) -> Tensor:
     return torch.einsum("iojr,jnr->iojn", scaled, layer.v).reshape(rows, cols)
 
 
-_WEIGHTS = {MonarchMatrix: _monarch, PixelflyMatrix: _pixelfly, BlastMatrix: _blast}
+_WEIGHTS: dict[type[Any], Any] = {MonarchMatrix: _monarch, PixelflyMatrix: _pixelfly, BlastMatrix: _blast}

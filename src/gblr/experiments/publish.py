@@ -25,6 +25,7 @@ from gblr.experiments import (
 )
 from gblr.experiments.publishing import (
     MOST_SEEDS,
+    has_costs,
     head_of,
     kind_of,
     lines_by_kind,
@@ -113,7 +114,7 @@ def draw_masks(record: Record, blocks: dict[str, np.ndarray], images: Path) -> N
 
 
 def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
-    """One picture for each network: accuracy against the cost reached."""
+    """One picture for each network that has several costs: accuracy against the cost reached."""
     from gblr.reports.comparison_figures import draw_against_cost
 
     key = "model_relative_cost" if any(row["scope"] == "model" for row in rows) else "reached_cost"
@@ -121,7 +122,7 @@ def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
         mine = [row for row in rows if row["model"] == model]
         lines = lines_by_kind(mine, key, lambda row: row["accuracy"])
         dense = [row["accuracy"] for row in mine if row["method"] == "dense"]
-        if lines:
+        if has_costs(lines):
             title = f"{recipe.what} ({model})"
             figure = draw_against_cost(lines, mean_and_spread(dense) if dense else None, "test accuracy, %", title)
             save(figure, images / f"vision-{recipe.name}-{model}.png")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from gblr.experiments import gpt2_imdb, gpt2_wikitext103, minilm_stsb, smollm2_wikitext
-from gblr.experiments.publishing import kind_of, lines_by_kind, mean_and_spread, parse, publish, save, tell
+from gblr.experiments.publishing import has_costs, kind_of, lines_by_kind, mean_and_spread, parse, publish, save, tell
 from gblr.experiments.run import Recipe
 from gblr.experiments.store import Record
 
@@ -53,7 +53,7 @@ def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
     ):
         lines = lines_by_kind(mine, "reached_cost", _value)
         dense = [_value(row) for row in mine if row["method"] == "dense"]
-        if lines:
+        if has_costs(lines):
             higher = mine[0]["higher_is_better"]
             measure = mine[0]["metric"] if higher else f"perplexity, {mine[0]['metric']}"
             figure = draw_against_cost(

@@ -1,6 +1,7 @@
 """What the publications of all recipes share: stored runs become one result file a recipe, and lines of pictures."""
 
 import argparse
+import io
 import re
 import statistics
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 from gblr.experiments.run import Recipe
 from gblr.experiments.store import Record, Store, write
 
+_COLORS = 128  # of a picture
 MOST_SEEDS = 100  # a store may hold more seeds than the recipe asks for
 
 
@@ -87,6 +89,16 @@ def mean_and_spread(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def has_costs(lines: Sequence[Any]) -> bool:
+    """Whether there is anything to see against the cost: some line with two of them."""
+    return any(len(line.cost) > 1 for line in lines)
+
+
 def save(figure: Any, file: Path) -> None:
+    """As PNG with a palette, a third of its size: pictures are kept in the repository."""
+    from PIL import Image
+
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=100)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=100, format="png")
+    Image.open(drawn).convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE).save(file, optimize=True)

@@ -37,7 +37,8 @@ def descend(
     on_sweep: Callable[[], None] = lambda: None,
 ) -> Blocks:
     """Improves `blocks` and brings their cost down to `budget`. Blocks that are dead are seeded from the residual."""
-    state = _State(blocks.clone(), torch.empty_like(weight), price.clone())
+    price = price.clone()
+    state = _State(blocks.clone(), torch.empty_like(weight), price)
     visit = _Visits(state, metric, align)
     start_budget = budget
     for sweep in range(sweeps):
@@ -51,7 +52,7 @@ def descend(
         part = min(1.0, (sweep + 1) / (_RAMP * sweeps))
         target = budget + (1 - part) ** 2 * (start_budget - budget)
         blocks.copy_(trim(blocks, worth, target, align))
-        state.price *= (cost / target).clamp(0.5, 2.0) ** _PRICE_POWER
+        price *= (cost / target).clamp(0.5, 2.0) ** _PRICE_POWER
         on_sweep()
     return refit(weight, metric, state.blocks, _FINAL_REFITS)
 
