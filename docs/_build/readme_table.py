@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from results_tables import COMMANDS, RESULTS, Record, cifar10, command_results, markdown_table, spearman_by_cost
+from vision_tables import by_cost
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -43,7 +44,13 @@ def demo(record: Record) -> str:
     return "\n".join("|" + line.split("|", 2)[2] for line in lines)
 
 
+def headline(record: Record) -> str:
+    """The ViT that has runs of every method."""
+    return by_cost(record, model="vit384")
+
+
 TABLES: dict[str, Callable[[Record], str]] = {
+    "cifar10-vit.json": headline,
     "minilm-stsb.json": calibrated,
     "cifar10-learning.json": by_projection,
     "cpu.json": cpu_by_batch,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import gblr
+from gblr.conversion import refit_parts
 from gblr.conversion.refit import refit_layers_, structured_layers
 from gblr.training.heal import distillation_loss
 from tests.conversion import converted
@@ -76,6 +77,21 @@ def test_blocks_stay_where_they_are_unless_they_are_free(structure):
     gblr.heal_(model, teacher, batches, structure=structure)
     stayed = all(torch.equal(old, new) for old, new in zip(before, masks(), strict=True))
     assert stayed == (structure == "frozen")
+
+
+def test_matrices_of_one_shape_and_input_are_refitted_together_as_if_alone(monkeypatch):
+    teacher, batches = sharpened(converted.bert()), tokens()
+    start = copy.deepcopy(teacher)
+    gblr.convert_(start, gblr.GaudiConfig(0.4, steps=2), where=gblr.linear_layers(include=("self",)))
+    sizes, fit = [], refit_parts._fit
+    monkeypatch.setattr(refit_parts, "_fit", lambda parts, structure: sizes.append(len(parts)) or fit(parts, structure))
+    together, alone = copy.deepcopy(start), copy.deepcopy(start)
+    gblr.heal_(together, teacher, batches, structure="free")
+    assert sizes == [3, 3]  # query, key and value of two layers
+    monkeypatch.setattr(refit_parts, "_groups", lambda parts, structure: [[part] for part in parts])
+    gblr.heal_(alone, teacher, batches, structure="free")
+    for name, layer in structured_layers(together).items():
+        torch.testing.assert_close(layer.weight, alone.get_submodule(name).weight, rtol=1e-3, atol=1e-4)
 
 
 def test_a_layer_alone_becomes_the_best_of_its_format():
@@ -171,20 +187,20 @@ def test_an_interrupted_refit_continues(tmp_path, monkeypatch):
     gblr.heal_(whole, teacher, batches)
     from gblr.conversion import refit
 
-    done, real = [], refit._refit_layer
+    done, real = [], refit._refit_set
 
     def stops(*args):
-        if len(done) == 5:
+        if len(done) >= 5:
             raise KeyboardInterrupt
-        done.append(args[2])
+        done.extend(args[2])
         return real(*args)
 
-    monkeypatch.setattr(refit, "_refit_layer", stops)
+    monkeypatch.setattr(refit, "_refit_set", stops)
     with pytest.raises(KeyboardInterrupt):
         gblr.heal_(convert(), teacher, batches, out=tmp_path)
     stored = [row["layer"] for row in json.loads((tmp_path / "layers.json").read_text())]
     assert stored == done[: len(stored)] and len(stored) >= 4
-    monkeypatch.setattr(refit, "_refit_layer", real)
+    monkeypatch.setattr(refit, "_refit_set", real)
     model = convert()
     result = gblr.heal_(model, teacher, batches, out=tmp_path)
     assert len({row.layer for row in result.layers}) == len(result.layers) == len(structured_layers(whole))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gblr.conversion.refit import Freedom
+from gblr.conversion.refit_parts import Freedom
 from gblr.experiments.run import Kind, Method, StructuredRun
 from gblr.fitting.config import GaudiInit
 

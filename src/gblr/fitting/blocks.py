@@ -1,5 +1,6 @@
 """A batch of GBLR matrices of one shape while they are being fitted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,11 @@ class Blocks:
         live = index < num_live[:, None]
         start = torch.zeros_like(index)
         return cls(u, v, start, live * u.shape[-1], start.clone(), live * v.shape[-1]).masked()
+
+    @classmethod
+    def stack(cls, single: "Sequence[Blocks]") -> "Blocks":
+        """One batch of matrices that have equally many blocks."""
+        return cls(**{name: torch.cat([getattr(blocks, name) for blocks in single]) for name in vars(single[0])})
 
     @property
     def block_rank(self) -> int:

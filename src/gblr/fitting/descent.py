@@ -60,9 +60,10 @@ def descend(
 def refit(weight: Tensor, metric: Metric, blocks: Blocks, sweeps: int) -> Blocks:
     """Contents alone: the intervals stay as they are."""
     state = _State(blocks.clone(), weight - blocks.product(), None)
+    longest = blocks.col_size.amax(0).tolist()  # once: a look at each visit would make a GPU wait every time
     for _ in range(sweeps):
-        for k in range(blocks.u.shape[1]):
-            _update(state, k, metric, 1)
+        for k, length in enumerate(longest):
+            _update(state, k, metric, 1, length)
     return state.blocks
 
 
@@ -153,10 +154,11 @@ def element_worth(blocks: Blocks, metric: Metric) -> tuple[Float[Tensor, "b k ou
     return rows, cols * metric.importance
 
 
-def _update(state: _State, k: int | Tensor, metric: Metric, align: int) -> None:
+def _update(state: _State, k: int | Tensor, metric: Metric, align: int, longest: int = 0) -> None:
     """Gives block k its best columns for its rows, then its best rows for those columns.
 
-    A tensor of one number, for graphs, says k on the device.
+    A tensor of one number, for graphs, says k on the device. `longest` is that of the block's intervals of columns, for
+    intervals that stay.
     """
     blocks, residual, price = state.blocks, state.residual, state.price
     u, v = _at(blocks.u, k), _at(blocks.v, k)  # (b, r, out), (b, r, in)
@@ -164,7 +166,7 @@ def _update(state: _State, k: int | Tensor, metric: Metric, align: int) -> None:
     factor = _factor(u, u)
     wanted = _divide(factor, u @ target)
     if price is None:
-        content = metric.restrict(wanted, _at(blocks.col_start, k), _at(blocks.col_size, k))
+        content = metric.restrict(wanted, _at(blocks.col_start, k), _at(blocks.col_size, k), longest)
         col_worth = content.square().sum(1)
     else:
         content, start, size, col_worth = metric.project(wanted, price * blocks.block_rank, align)
@@ -210,14 +212,18 @@ def _add_(
 
 
 def _factor(a: Float[Tensor, "b r n"], b: Float[Tensor, "b r n"]) -> Float[Tensor, "b r r"]:
-    """Cholesky factor of a b^T, symmetric and positive up to rounding; in float64, as rows may be nearly dependent."""
+    """Cholesky factor of a b^T, symmetric and positive up to rounding; in float64, as rows may be nearly dependent.
+
+    Whether there is one is not asked, for which a GPU would have to wait: NaN in a fit makes another one the best.
+    """
     if a.shape[1] == 1:
         return (a * b).sum(2, keepdim=True).clamp(min=1e-30).sqrt()
     gram = a.double() @ b.double().mT
     gram = (gram + gram.mT) / 2
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     jitter = _JITTER * diagonal.mean(-1, keepdim=True).clamp(min=0) + 1e-30
-    return torch.linalg.cholesky(gram + torch.diag_embed(jitter.expand_as(diagonal))).to(a.dtype)
+    factor, _ = torch.linalg.cholesky_ex(gram + torch.diag_embed(jitter.expand_as(diagonal)))
+    return factor.to(a.dtype)
 
 
 def _divide(factor: Float[Tensor, "b r r"], x: Float[Tensor, "b r n"], transposed: bool = False) -> Tensor:

@@ -10,7 +10,7 @@ import itertools
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gblr.fitting.blocks import Blocks
@@ -64,27 +64,30 @@ def triangular_blocks(
     return Blocks(u, v, bounds[0] % out_features, bounds[1], bounds[2] % in_features, bounds[3]).masked()
 
 
-def _at_end(low: Int[Tensor, " b"], high: Int[Tensor, " b"], first: Tensor, count: int) -> Int[Tensor, "b count"]:
+def _at_end(
+    low: Int[Tensor, " b"], high: Int[Tensor, " b"], first: Bool[Tensor, "*#ways #b"], count: int
+) -> Int[Tensor, "*ways b count"]:
     """The first so many of what is left, or the last."""
-    return torch.where(first, low, high - count)[:, None] + torch.arange(count, device=low.device)
+    return torch.where(first, low, high - count)[..., None] + torch.arange(count, device=low.device)
 
 
 def _cross(
-    left: Float[Tensor, "b m n"], rows: Int[Tensor, "b r"], cols: Int[Tensor, "b r"]
-) -> tuple[Float[Tensor, "b m r"], Float[Tensor, "b r r"], Float[Tensor, "b r n"]]:
+    left: Float[Tensor, "b m n"], rows: Int[Tensor, "*ways b r"], cols: Int[Tensor, "*ways b r"]
+) -> tuple[Float[Tensor, "*ways b m r"], Float[Tensor, "*ways b r r"], Float[Tensor, "*ways b r n"]]:
     """Whole columns, pivot and whole rows at these places."""
     batch = torch.arange(len(left), device=left.device)[:, None]
-    return left[batch, :, cols].mT, left[batch[:, :, None], rows[:, :, None], cols[:, None, :]], left[batch, rows]
+    pivot = left[batch[:, :, None], rows[..., :, None], cols[..., None, :]]
+    return left.mT[batch, cols].mT, pivot, left[batch, rows]
 
 
-def _inverse(pivot: Float[Tensor, "b r r"]) -> tuple[Float[Tensor, "b r r"], Tensor]:
+def _inverse(pivot: Float[Tensor, "*b r r"]) -> tuple[Float[Tensor, "*b r r"], Bool[Tensor, "*b"]]:
     """And whether there is one."""
     if pivot.shape[-1] == 1:
-        sound = pivot[:, 0, 0] != 0
-        return torch.where(sound[:, None, None], 1 / pivot, 0.0), sound
+        sound = pivot[..., 0, 0] != 0
+        return torch.where(sound[..., None, None], 1 / pivot, 0.0), sound
     a, s, b = torch.linalg.svd(pivot)
-    sound = s[:, -1] > _LEAST_PIVOT * s[:, 0]
-    return torch.where(sound[:, None, None], (b.mT / s[:, None]) @ a.mT, 0.0), sound
+    sound = s[..., -1] > _LEAST_PIVOT * s[..., 0]
+    return torch.where(sound[..., None, None], (b.mT / s[..., None, :]) @ a.mT, 0.0), sound
 
 
 def _through_pivot(left: Tensor, rows: Tensor, cols: Tensor) -> tuple[Float[Tensor, "b r m"], Float[Tensor, "b r n"]]:
@@ -108,13 +111,10 @@ def _best_corner(left: Tensor, low: Int[Tensor, "2 b"], high: Int[Tensor, "2 b"]
 
     The one whose block is the smallest: factors that grow and cancel would not bear rounding.
     """
-    ways = torch.tensor(list(itertools.product((True, False), repeat=2)), device=left.device)
-    sizes = []
-    for top, at_left in ways:
-        first = top.expand(len(left)), at_left.expand(len(left))
-        rows, cols = (_at_end(low[i], high[i], first[i], block_rank) for i in range(2))
-        columns, pivot, whole_rows = _cross(left, rows, cols)
-        inverse, sound = _inverse(pivot)
-        product = inverse.mT @ (columns.mT @ columns) @ inverse @ (whole_rows @ whole_rows.mT)
-        sizes.append(torch.where(sound, product.diagonal(dim1=1, dim2=2).sum(1), torch.inf))  # squared
-    return ways[torch.stack(sizes).argmin(0)].T
+    ways = torch.tensor(list(itertools.product((True, False), repeat=2)), device=left.device)  # (4, 2)
+    rows, cols = (_at_end(low[i], high[i], ways[:, i, None], block_rank) for i in range(2))  # (4, b, r)
+    columns, pivot, whole_rows = _cross(left, rows, cols)
+    inverse, sound = _inverse(pivot)
+    product = inverse.mT @ (columns.mT @ columns) @ inverse @ (whole_rows @ whole_rows.mT)
+    sizes = torch.where(sound, product.diagonal(dim1=-2, dim2=-1).sum(-1), torch.inf)  # (4, b), squared
+    return ways[sizes.argmin(0)].T

@@ -40,10 +40,10 @@ class PlainMetric:
         """Of all intervals the best at `price` per element, with the content on it that is nearest to `target`."""
         worth = target.square().sum(1)
         start, size = best_interval(worth, price, align)
-        return Projection(self.restrict(target, start, size), start, size, worth)
+        return Projection(self.restrict(target, start, size, target.shape[-1]), start, size, worth)
 
-    def restrict(self, target: Tensor, start: Tensor, size: Tensor) -> Tensor:
-        """The content on the given interval that is nearest to `target`."""
+    def restrict(self, target: Tensor, start: Tensor, size: Tensor, longest: int) -> Tensor:
+        """The content on the given interval, of at most `longest` columns, that is nearest to `target`."""
         return target * interval_mask(start, size, target.shape[-1])[:, None]
 
 
@@ -100,8 +100,8 @@ class GramMetric:
         content = (part @ self.inverse[batch, which]) * inside[:, None]
         return torch.zeros_like(content).scatter(2, self.rotation[which][:, None].expand_as(content), content)
 
-    def restrict(self, target: Tensor, start: Tensor, size: Tensor) -> Tensor:
-        length, longest = target.shape[-1], max(1, int(size.max()))
+    def restrict(self, target: Tensor, start: Tensor, size: Tensor, longest: int) -> Tensor:
+        length, longest = target.shape[-1], max(1, longest)
         step = torch.arange(longest, device=start.device)
         index, inside = (start[:, None] + step) % length, step < size[:, None]  # (b, longest)
         batch = torch.arange(len(start), device=start.device)[:, None, None]
@@ -110,7 +110,7 @@ class GramMetric:
         system = torch.where(inside[:, :, None] & inside[:, None, :], system, identity)
         places = index[:, None].expand(-1, target.shape[1], -1)  # (b, r, longest)
         right = self.times(target).gather(2, places) * inside[:, None]
-        content = torch.cholesky_solve(right.mT, torch.linalg.cholesky(system)).mT * inside[:, None]
+        content = torch.cholesky_solve(right.mT, torch.linalg.cholesky_ex(system)[0]).mT * inside[:, None]
         return torch.zeros_like(target).scatter_add(2, places, content)
 
 

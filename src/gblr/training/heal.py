@@ -16,7 +16,8 @@ from gblr.conversion.calibrate import batch_call, padding_of
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.cost import cost
 from gblr.conversion.planner import as_call
-from gblr.conversion.refit import Freedom, Refitted, refit_layers_, structured_layers
+from gblr.conversion.refit import Refitted, refit_layers_, structured_layers
+from gblr.conversion.refit_parts import Freedom
 from gblr.fitting.config import check_choice
 from gblr.layers.gaudi import GaudiModule
 from gblr.training.budget import Budget

@@ -1,0 +1,196 @@
+"""The fits of `refit.py`: structured matrices, those of one shape together, to goals on the inputs that were seen."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gblr.conversion.convert import build_layer
+from gblr.fitting.blocks import Blocks
+from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
+from gblr.fitting.descent import refit as refit_contents
+from gblr.fitting.fit import few_threads, fit_batch, prepare_gram
+from gblr.fitting.gblr import refit_batch
+from gblr.fitting.metric import make_metric
+from gblr.fitting.svd import squared_error
+from gblr.layers.gaudi import GaudiModule
+from gblr.layers.structured import MatrixModule
+from gblr.matrices.base import StructuredMatrix
+from gblr.matrices.blast import BlastMatrix
+from gblr.matrices.gblr import GBLRMatrix
+from gblr.matrices.low_rank import LowRankMatrix
+from gblr.matrices.monarch import MonarchMatrix
+from gblr.matrices.packed import PackedGBLR
+from gblr.matrices.pixelfly import PixelflyMatrix
+
+Freedom = Literal["frozen", "free"]
+_SWEEPS = 4  # over the blocks, where only their contents move
+_DAMPING = 1e-2  # of the mean diagonal: how far a goal may leave the dense weight where inputs say little
+
+
+@dataclass
+class Moments:
+    """Sums over positions, in float64: what is needed to find the best weight, with a bias or without."""
+
+    gram: Float[Tensor, "in in"]
+    cross: Float[Tensor, "out in"]
+    inputs: Float[Tensor, " in"]
+    outputs: Float[Tensor, " out"]
+    count: int = 0
+
+    @classmethod
+    def zeros(cls, in_features: int, out_features: int, device: torch.device) -> "Moments":
+        def new(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.float64, device=device)
+
+        gram, cross = new(in_features, in_features), new(out_features, in_features)
+        return cls(gram, cross, new(in_features), new(out_features))
+
+    def add(self, x: Float[Tensor, "n in"], y: Float[Tensor, "n out"]) -> None:
+        x, y = x.double(), y.double()
+        self.gram += x.T @ x
+        self.cross += y.T @ x
+        self.inputs += x.sum(0)
+        self.outputs += y.sum(0)
+        self.count += len(x)
+
+    def centred(self) -> "Moments":
+        """Without the means, which a bias takes care of."""
+        n = max(1, self.count)
+        gram = self.gram - torch.outer(self.inputs, self.inputs) / n
+        cross = self.cross - torch.outer(self.outputs, self.inputs) / n
+        return Moments(gram, cross, torch.zeros_like(self.inputs), torch.zeros_like(self.outputs), self.count)
+
+    def of_outputs(self, rows: slice) -> "Moments":
+        return Moments(self.gram, self.cross[rows], self.inputs, self.outputs[rows], self.count)
+
+
+@dataclass
+class Part:
+    """One matrix of the model: its layer, the dense weight, and what was seen of its inputs and goals.
+
+    `refit_parts` puts a new layer in the place of `layer`. `errors` are the squared errors of the outputs before and
+    after, and `size` that of the outputs, all around what a best weight would give.
+    """
+
+    layer: Any
+    dense: Float[Tensor, "out in"]
+    moments: Moments
+    errors: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        used = self.moments.centred() if self.layer.bias is not None else self.moments
+        self.goal = _goal(self.dense.double(), used)
+        self.gram = prepare_gram(used.gram[None])[0]
+        self.matrix = _matrix(self.layer)
+        self.size = self._error(0 * self.goal)
+
+    def _error(self, weight: Tensor) -> float:
+        return float(squared_error((weight - self.goal)[None], self.gram[None]))
+
+    def take(self, fitted: StructuredMatrix) -> None:
+        """The new matrix, unless it is worse than the present one; with the bias that belongs to it."""
+        self.errors = [self._error(m.to(torch.float64).to_dense()) for m in (self.matrix, fitted)]
+        if not self.errors[1] < self.errors[0]:
+            fitted, self.errors[1] = self.matrix, self.errors[0]
+        bias = None
+        if self.layer.bias is not None:
+            count = max(1, self.moments.count)
+            missing = self.moments.outputs - fitted.to(torch.float64).to_dense() @ self.moments.inputs
+            bias = (missing / count).to(self.layer.bias.dtype)
+        geometry = getattr(self.layer, "geometry", None)
+        self.layer = build_layer(_config(self.matrix, self.layer), _in_format(fitted, self.layer), bias, geometry)
+
+
+def refit_parts(parts: Sequence[Part], structure: Freedom) -> None:
+    """Fits every part to its goal. GBLR matrices of one shape go together, which on a GPU takes as long as one."""
+    for alike in _groups(parts, structure):
+        with few_threads(alike[0].goal):
+            fitted = _fit(alike, structure)
+        for part, matrix in zip(alike, fitted, strict=True):
+            part.take(matrix)
+
+
+def _groups(parts: Sequence[Part], structure: Freedom) -> Iterator[list[Part]]:
+    groups: dict[Any, list[Part]] = {}
+    for i, part in enumerate(parts):
+        together = _is_free(part, structure) and part.matrix.num_mults > 0
+        key = (part.goal.shape, _fitted_by(part)) if together else i
+        groups.setdefault(key, []).append(part)
+    yield from groups.values()
+
+
+def _is_free(part: Part, structure: Freedom) -> bool:
+    """Whether the blocks of a GBLR matrix may move."""
+    return isinstance(part.matrix, GBLRMatrix) and structure == "free" and isinstance(part.layer, GaudiModule)
+
+
+def _fitted_by(part: Part) -> Config:
+    return _config(part.matrix, part.layer).for_dtype(next(part.layer.parameters()).dtype)
+
+
+def _fit(parts: Sequence[Part], structure: Freedom) -> list[StructuredMatrix]:
+    first = parts[0].matrix
+    if not first.num_mults:
+        return [part.matrix for part in parts]  # a layer that was given nothing stays so
+    goal = torch.stack([part.goal.float() for part in parts])
+    gram = torch.stack([part.gram.float() for part in parts])
+    if isinstance(first, GBLRMatrix) and not _is_free(parts[0], structure):
+        return [_with_new_contents(first, goal, gram)]
+    budget = torch.tensor([float(part.matrix.num_mults) for part in parts], device=goal.device)
+    if isinstance(first, GBLRMatrix):
+        start = Blocks.stack([_blocks(part.matrix).padded(part.layer.num_blocks) for part in parts])
+        return list(refit_batch(_fitted_by(parts[0]), goal, gram, budget, start))  # type: ignore[arg-type]
+    return fit_batch(_fitted_by(parts[0]), goal, gram, budget)
+
+
+def _with_new_contents(matrix: GBLRMatrix, goal: Tensor, gram: Tensor) -> GBLRMatrix:
+    (found,) = refit_contents(goal, make_metric(gram, 1), _blocks(matrix), _SWEEPS).to_matrices()
+    return found
+
+
+def _blocks(matrix: Any) -> Blocks:
+    s = matrix.structure
+    sides = [side.long()[None] for side in (s.row_location, s.row_width, s.col_location, s.col_width)]
+    return Blocks(matrix.u.float()[None], matrix.v.float()[None], *sides)
+
+
+def _goal(dense: Float[Tensor, "out in"], moments: Moments) -> Float[Tensor, "out in"]:
+    """The weight that comes nearest to the teacher's outputs; near the dense one where inputs say little."""
+    scale = float(moments.gram.diagonal().mean())
+    damped = moments.gram + _DAMPING * max(scale, 1e-30) * torch.eye(len(moments.gram)).to(moments.gram)
+    missing = moments.cross - dense @ moments.gram
+    return dense + torch.linalg.solve(damped, missing.T).T
+
+
+def _matrix(layer: Any) -> StructuredMatrix:
+    matrix = layer.to_matrix() if isinstance(layer, GaudiModule) else layer.matrix
+    matrix = matrix.to_gblr() if isinstance(matrix, PackedGBLR) else matrix
+    return matrix.map_tensors(lambda t: t.detach())
+
+
+def _in_format(matrix: StructuredMatrix, layer: Any) -> StructuredMatrix:
+    """As the layer had it: packed, and in its dtype."""
+    is_packed = isinstance(layer, MatrixModule) and isinstance(layer.matrix, PackedGBLR)
+    matrix = matrix.to(next(layer.parameters()).dtype if not isinstance(layer, GaudiModule) else layer.u.dtype)
+    return PackedGBLR.from_gblr(matrix) if is_packed else matrix  # type: ignore[arg-type]
+
+
+def _config(matrix: StructuredMatrix, layer: Any) -> Config:
+    """What the layer would be fitted by; its budget is given apart."""
+    if isinstance(matrix, GBLRMatrix) and isinstance(layer, GaudiModule):
+        return GaudiConfig(
+            1.0, block_rank=layer.block_rank, align=layer.align, rounding=layer.rounding, num_blocks=layer.num_blocks
+        )
+    if isinstance(matrix, BlastMatrix):
+        return BlastConfig(1.0, num_tiles=matrix.s.shape[0])
+    if isinstance(matrix, PixelflyMatrix):
+        return PixelflyConfig(1.0, tile=matrix.blocks.shape[-1])
+    return {LowRankMatrix: LowRankConfig, MonarchMatrix: MonarchConfig}.get(type(matrix), _NoConfig)(1.0)
+
+
+class _NoConfig(Config):
+    """For matrices whose layer is built as any other, and which are never fitted anew."""
