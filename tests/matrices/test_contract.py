@@ -54,6 +54,16 @@ def test_matmul_agrees_with_dense_for_any_size(format, out_features, in_features
 
 
 @every_format
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_can_be_scaled(format, shape, generator):
+    matrix = format.make(*shape, generator)
+    factor = 0.5 + torch.rand(shape[0], generator=generator, dtype=matrix.to_dense().dtype)
+    scaled = matrix.scale_rows(factor)
+    assert type(scaled) is type(matrix) and scaled.num_mults == matrix.num_mults
+    assert_close(scaled.to_dense(), factor[:, None] * matrix.to_dense())
+
+
+@every_format
 def test_strided_input_is_read_correctly(format, generator):
     matrix = format.make(12, 9, generator)
     x = randn(9, 5, generator=generator).T

@@ -2,8 +2,9 @@
 
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from gblr.conversion.calibrate import Statistics, collect
 from gblr.conversion.filters import Filter, NameFilter, is_conv, is_linear, linear_layers, near_matches
 from gblr.conversion.replace import replace_layer
 from gblr.conversion.report import Report, Row
+from gblr.conversion.sensitivity import collect_sensitivity, row_factors
 from gblr.conversion.sources import Source, Uses, check_weights, read_source, reason_against
 from gblr.fitting.allocate import allocate
 from gblr.fitting.config import Config, GaudiConfig
@@ -40,6 +42,7 @@ class Job:
     bias: Tensor | None
     gram: Tensor | None
     positions: int
+    sensitivity: Tensor | None = None  # of its outputs
     budget: float = 0.0
     matrix: StructuredMatrix | None = None
     error: float | None = None
@@ -56,13 +59,16 @@ def convert_(
     where: Filter | None = None,
     calibration: Iterable[Any] | None = None,
     split_fused: bool = True,
+    sensitivity: bool = False,
 ) -> Report:
     """Replaces every layer for which `where(module, name)` holds by a structured one of `config`, in place.
 
     The default `where` is `linear_layers()`: every `nn.Linear` and `Conv1D` but output heads; convolutions by
     `conv_layers()`. Tied, shared and parent-read weights stay dense, with a reason in the report. `calibration` yields
     batches to call the model with; errors are then weighted by the inputs that each layer sees. `split_fused` treats
-    the q, k and v of a fused projection as matrices of their own.
+    the q, k and v of a fused projection as matrices of their own. `sensitivity` weighs each output by how much the
+    model's predictions depend on it, too, and with `allocation="global"` budgets follow it: language models lose far
+    less so. It needs a backward pass of the calibration batches.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
     >>> report = convert_(model, gblr.LowRankConfig(relative_cost=0.5))
@@ -72,6 +78,8 @@ def convert_(
     0.47
     """
     where = linear_layers() if where is None else where
+    if sensitivity and calibration is None:
+        raise ValueError("`sensitivity` is measured on `calibration` batches; give some.")
     sources, skipped = choose(model, where, split_fused)
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
     if isinstance(config, GaudiConfig) and config.init == "scratch":
@@ -80,8 +88,10 @@ def convert_(
             job.budget = config.relative_cost * job.dense_mults
     else:
         check_weights(sources)
-        statistics = {} if calibration is None else collect(model, sources, calibration)
-        jobs = make_jobs(sources, statistics)
+        batches = list(calibration) if sensitivity and calibration is not None else calibration
+        statistics = {} if batches is None else collect(model, sources, batches)
+        of_outputs = collect_sensitivity(model, sources, batches) if sensitivity else {}  # type: ignore[arg-type]
+        jobs = make_jobs(sources, statistics, of_outputs)
         set_budgets(config, jobs)
         _fit(config, jobs)
     layers = [_build(config, source, [job for job in jobs if job.source is source]) for source in sources]
@@ -92,7 +102,9 @@ def convert_(
         for source, layer in zip(sources, layers, strict=True)
         for job, part in _parts(source, layer, jobs)
     ]
-    return Report([*rows, *skipped], [source.name for source in sources], report_title(config, calibration), notes)
+    return Report(
+        [*rows, *skipped], [source.name for source in sources], report_title(config, calibration, sensitivity), notes
+    )
 
 
 def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Source], list[Row]]:
@@ -132,13 +144,18 @@ def _nothing_chosen(where: Filter, names: Sequence[str], skipped: Sequence[Row])
     )
 
 
-def make_jobs(sources: Sequence[Source], statistics: dict[str, Statistics]) -> list[Job]:
+def make_jobs(
+    sources: Sequence[Source],
+    statistics: dict[str, Statistics],
+    sensitivity: Mapping[str, Tensor] = MappingProxyType({}),
+) -> list[Job]:
     jobs = []
     for source in sources:
-        found = statistics.get(source.name)
-        for name, (weight, bias) in zip(source.part_names, source.parts(), strict=True):
+        found, rows = statistics.get(source.name), sensitivity.get(source.name)
+        of_parts = [None] * len(source.part_sizes) if rows is None else rows.split(source.part_sizes)
+        for name, (weight, bias), part in zip(source.part_names, source.parts(), of_parts, strict=True):
             gram, positions = (None, 1) if found is None else (found.gram, max(1, found.positions))
-            jobs.append(Job(name, source, weight, bias, gram, positions))
+            jobs.append(Job(name, source, weight, bias, gram, positions, part))
     return jobs
 
 
@@ -148,15 +165,34 @@ def set_budgets(config: Config, jobs: Sequence[Job]) -> None:
         job.budget = config.relative_cost * job.dense_mults
     if config.allocation == "uniform":
         return
-    spectra = []
+    spectra, importance = [], []
     for job in jobs:
         gram = None if job.gram is None else prepare_gram(job.gram[None])
-        spectra.append(weighted_svd(job.weight.float()[None], gram)[1][0])
+        spectra.append(weighted_svd(_weighted(job)[None], gram)[1][0])
+        importance.append(_importance(job, spectra[-1]))
     step_costs = [job.positions * float(sum(job.weight.shape)) for job in jobs]
     dense_costs = [float(job.positions * job.dense_mults) for job in jobs]
     total = config.relative_cost * sum(dense_costs)
-    for job, budget in zip(jobs, allocate(spectra, step_costs, dense_costs, total), strict=True):
+    for job, budget in zip(jobs, allocate(spectra, step_costs, dense_costs, total, importance), strict=True):
         job.budget = budget / job.positions
+
+
+def _weighted(job: Job) -> Tensor:
+    """The weight in which an error in each row counts by its sensitivity."""
+    return job.weight.float() if job.sensitivity is None else job.weight.float() * _factors(job)[:, None]
+
+
+def _factors(job: Job) -> Tensor:
+    assert job.sensitivity is not None
+    return row_factors(job.sensitivity).to(job.weight.device, torch.float32)
+
+
+def _importance(job: Job, spectrum: Tensor) -> float:
+    """What a relative error of 1 does: the same for all layers, or by how much it would move the predictions."""
+    if job.sensitivity is None or job.gram is None:
+        return 1.0
+    inputs = float(job.gram.diagonal().mean())
+    return float(job.sensitivity.mean()) * inputs * float(spectrum.double().square().sum())
 
 
 def _fit(config: Config, jobs: Sequence[Job]) -> None:
@@ -172,7 +208,7 @@ def _fit(config: Config, jobs: Sequence[Job]) -> None:
 def fit_piece(config: Config, piece: Sequence[Job], tick: Tick = lambda: None) -> None:
     """Fits matrices of one shape as one batch, and notes errors and time in the jobs."""
     begin = time.perf_counter()
-    weight = _stacked([job.weight.float() for job in piece])
+    weight = _stacked([_weighted(job) for job in piece])
     gram = None
     if piece[0].gram is not None:
         grams = [prepare_gram(job.gram[None].to(weight.device)).float()[0] for job in piece]  # type: ignore
@@ -181,6 +217,9 @@ def fit_piece(config: Config, piece: Sequence[Job], tick: Tick = lambda: None) -
     budget = torch.tensor([job.budget for job in piece], device=weight.device)
     with few_threads(weight):
         matrices = fit_batch(config.for_dtype(piece[0].weight.dtype), weight, gram, budget, tick)
+    if piece[0].sensitivity is not None:
+        matrices = [m.scale_rows(1 / _factors(job)) for m, job in zip(matrices, piece, strict=True)]
+        weight = _stacked([job.weight.float() for job in piece])
     error = squared_error(_stacked([m.to_dense() for m in matrices]).sub_(weight), gram)
     relative = (error / squared_error(weight, gram).clamp(min=1e-30)).sqrt()
     seconds = (time.perf_counter() - begin) / len(piece)
@@ -196,7 +235,7 @@ def _stacked(tensors: list[Tensor]) -> Tensor:
 def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
-        key = (job.weight.shape, job.weight.dtype, job.weight.device, job.gram is None)
+        key = (job.weight.shape, job.weight.dtype, job.weight.device, job.gram is None, job.sensitivity is None)
         groups.setdefault(key, []).append(job)
     return list(groups.values())
 
@@ -306,6 +345,7 @@ def _describe(matrix: StructuredMatrix) -> str:
     return name if num_blocks is None else f"{name}, {num_blocks} blocks"
 
 
-def report_title(config: Config, calibration: object) -> str:
+def report_title(config: Config, calibration: object, sensitivity: bool = False) -> str:
     how = "errors weighted by calibration inputs" if calibration is not None else "plain errors"
+    how += " and the sensitivity of outputs" if sensitivity else ""
     return f"{type(config).__name__}(relative_cost={config.relative_cost}, {config.allocation} allocation), {how}"

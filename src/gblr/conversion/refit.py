@@ -4,7 +4,7 @@ A fit of single weights (`convert_`) sees the inputs of the dense model. In the 
 add up from layer to layer. Here each layer is given what it really sees, and the dense layer's outputs as its goal.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from gblr.conversion.calibrate import batch_call, input_vectors, padding_of
 from gblr.conversion.measure import undisturbed
 from gblr.conversion.refit_parts import Freedom, Moments, Part, refit_parts
 from gblr.conversion.replace import replace_layer
+from gblr.conversion.sensitivity import collect_sensitivity
 from gblr.conversion.sources import read_source
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.split import SplitLinear
@@ -43,6 +44,7 @@ def refit_layers_(
     structure: Freedom = "frozen",
     skip: Sequence[str] = (),
     on_done: Callable[[list[Refitted]], None] = lambda layers: None,
+    sensitivity: bool = False,
 ) -> list[Refitted]:
     """Refits every structured layer of `model` in the order in which they run; `teacher` is its dense original.
 
@@ -50,6 +52,7 @@ def refit_layers_(
     anew at the layer's present cost, as it always does for other formats. No layer becomes worse on these inputs.
     Models that are a chain of blocks are run block by block, with the hidden states of all batches in memory, twice.
     Layers named in `skip` stay; `on_done` is called with those that were given the same input, as they are done.
+    With `sensitivity`, errors count by how much the teacher's predictions depend on each output.
     Masks of Gaudi layers are folded into their contents first; they are sharp (sigma infinite) afterwards.
     """
     with undisturbed(model), undisturbed(teacher):
@@ -57,12 +60,18 @@ def refit_layers_(
         sets = [names for names in sets if names]
         found: list[Refitted] = []
         every = [name for names in sets for name in names]
+        rows = _sensitivity(teacher, every, batches) if sensitivity else {}
         runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every)
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
-                found += _refit_set(model, teacher, names, _collect(*runs, names, tick), structure)
+                found += _refit_set(model, teacher, names, _collect(*runs, names, tick), structure, rows)
                 on_done(found[-len(names) :])
         return found
+
+
+def _sensitivity(teacher: nn.Module, names: Sequence[str], batches: Sequence[Any]) -> dict[str, Tensor]:
+    sources = [read_source(teacher, name, teacher.get_submodule(name), split_fused=False) for name in names]
+    return collect_sensitivity(teacher, sources, batches)
 
 
 def structured_layers(model: nn.Module) -> dict[str, Any]:
@@ -161,11 +170,15 @@ def _run(runs: BlockRuns, names: Sequence[str], number: int, register: Any, keep
 
 
 def _refit_set(
-    model: nn.Module, teacher: nn.Module, names: Sequence[str], moments: dict[str, Moments], structure: Freedom
-) -> list[Refitted]:
+    model: nn.Module, teacher: nn.Module, names: Sequence[str], moments: dict[str, Moments], structure: Freedom,
+    sensitivity: Mapping[str, Tensor],
+) -> list[Refitted]:  # fmt: skip
     """Layers with the same input, which can be fitted together."""
     layers: list[Any] = [model.get_submodule(name) for name in names]
-    parts = [_parts(layer, teacher, name, moments[name]) for layer, name in zip(layers, names, strict=True)]
+    parts = [
+        _parts(layer, teacher, name, moments[name], sensitivity.get(name))
+        for layer, name in zip(layers, names, strict=True)
+    ]
     refit_parts([part for of_layer in parts for part in of_layer], structure)
     found = []
     for name, layer, of_layer in zip(names, layers, parts, strict=True):
@@ -179,13 +192,14 @@ def _refit_set(
     return found
 
 
-def _parts(layer: Any, teacher: nn.Module, name: str, moments: Moments) -> list[Part]:
+def _parts(layer: Any, teacher: nn.Module, name: str, moments: Moments, sensitivity: Tensor | None) -> list[Part]:
     """The matrices of the layer: several for a fused projection."""
     dense = read_source(teacher, name, teacher.get_submodule(name), split_fused=False).weight
     found, begin = [], 0
     matrices: list[Any] = list(layer.parts) if isinstance(layer, SplitLinear) else [layer]
     for part in matrices:
         rows = slice(begin, begin + part.out_features)
-        found.append(Part(part, dense[rows], moments.of_outputs(rows)))
+        of_rows = None if sensitivity is None else sensitivity[rows]
+        found.append(Part(part, dense[rows], moments.of_outputs(rows), of_rows))
         begin = rows.stop
     return found

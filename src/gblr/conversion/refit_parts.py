@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gblr.conversion.convert import build_layer
+from gblr.conversion.sensitivity import row_factors
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
 from gblr.fitting.descent import refit as refit_contents
@@ -73,12 +74,14 @@ class Part:
     """One matrix of the model: its layer, the dense weight, and what was seen of its inputs and goals.
 
     `refit_parts` puts a new layer in the place of `layer`. `errors` are the squared errors of the outputs before and
-    after, and `size` that of the outputs, all around what a best weight would give.
+    after, and `size` that of the outputs, all around what a best weight would give and weighted by the `sensitivity`
+    of each output, where that is known.
     """
 
     layer: Any
     dense: Float[Tensor, "out in"]
     moments: Moments
+    sensitivity: Float[Tensor, " out"] | None = None
     errors: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -86,13 +89,17 @@ class Part:
         self.goal = _goal(self.dense.double(), used)
         self.gram = prepare_gram(used.gram[None])[0]
         self.matrix = _matrix(self.layer)
+        rows = torch.ones_like(self.goal[:, 0]) if self.sensitivity is None else row_factors(self.sensitivity)
+        self.rows = rows.to(self.goal)
         self.size = self._error(0 * self.goal)
 
     def _error(self, weight: Tensor) -> float:
-        return float(squared_error((weight - self.goal)[None], self.gram[None]))
+        return float(squared_error((self.rows[:, None] * (weight - self.goal))[None], self.gram[None]))
 
     def take(self, fitted: StructuredMatrix) -> None:
         """The new matrix, unless it is worse than the present one; with the bias that belongs to it."""
+        if self.sensitivity is not None:
+            fitted = fitted.scale_rows((1 / self.rows).float())
         self.errors = [self._error(m.to(torch.float64).to_dense()) for m in (self.matrix, fitted)]
         if not self.errors[1] < self.errors[0]:
             fitted, self.errors[1] = self.matrix, self.errors[0]
@@ -136,15 +143,19 @@ def _fit(parts: Sequence[Part], structure: Freedom) -> list[StructuredMatrix]:
     first = parts[0].matrix
     if not first.num_mults:
         return [part.matrix for part in parts]  # a layer that was given nothing stays so
-    goal = torch.stack([part.goal.float() for part in parts])
+    goal = torch.stack([(part.rows[:, None] * part.goal).float() for part in parts])
     gram = torch.stack([part.gram.float() for part in parts])
     if isinstance(first, GBLRMatrix) and not _is_free(parts[0], structure):
-        return [_with_new_contents(first, goal, gram)]
+        return [_with_new_contents(_scaled(parts[0]), goal, gram)]
     budget = torch.tensor([float(part.matrix.num_mults) for part in parts], device=goal.device)
     if isinstance(first, GBLRMatrix):
-        start = Blocks.stack([_blocks(part.matrix).padded(part.layer.num_blocks) for part in parts])
+        start = Blocks.stack([_blocks(_scaled(part)).padded(part.layer.num_blocks) for part in parts])
         return list(refit_batch(_fitted_by(parts[0]), goal, gram, budget, start))  # type: ignore[arg-type]
     return fit_batch(_fitted_by(parts[0]), goal, gram, budget)
+
+
+def _scaled(part: Part) -> Any:
+    return part.matrix if part.sensitivity is None else part.matrix.scale_rows(part.rows.to(part.matrix.u.dtype))  # type: ignore[attr-defined]
 
 
 def _with_new_contents(matrix: GBLRMatrix, goal: Tensor, gram: Tensor) -> GBLRMatrix:

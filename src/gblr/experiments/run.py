@@ -21,7 +21,7 @@ class StructuredRun:
     published ones. `trials` is a pattern of runs that choose `lr`: the best of those there are, on samples held out of
     the training set; `held_out` samples are so set aside. `after` is a pattern of runs that are to be made first.
     `relative_cost` means the converted layers, or the whole model with `scope="model"`. `start_cost` is where GBLR
-    begins; None is at the target.
+    begins; None is at the target. `sensitivity` weighs fits by the model's predictions (`gblr.convert_`).
     """
 
     model: str
@@ -35,6 +35,7 @@ class StructuredRun:
     scope: Scope = "layers"
     allocation: Allocation = "uniform"
     calibration: int = 0
+    sensitivity: bool = False
     start_cost: float | None = 1.0
     budget_start: float = 0.1
     budget_end: float | None = None

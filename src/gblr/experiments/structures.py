@@ -51,11 +51,23 @@ def structure_(
     batches = None if calibration is None else list(calibration)
     if run.method == "monarch":
         for shape, share in monarch_costs(mults, target).items():
-            convert_(model, MonarchConfig(share), functools.partial(_of_shape, where, shape), calibration=batches)
+            convert_(
+                model,
+                MonarchConfig(share),
+                functools.partial(_of_shape, where, shape),
+                calibration=batches,
+                sensitivity=run.sensitivity,
+            )
     elif run.method == "gaudi":
-        convert_(model, gaudi_config(run, target), where, calibration=batches)
+        convert_(model, gaudi_config(run, target), where, calibration=batches, sensitivity=run.sensitivity)
     else:
-        convert_(model, _BASELINES[run.method](target, allocation=run.allocation), where, calibration=batches)
+        convert_(
+            model,
+            _BASELINES[run.method](target, allocation=run.allocation),
+            where,
+            calibration=batches,
+            sensitivity=run.sensitivity,
+        )
     if not run.source and run.method != "gaudi":
         restore_variances_(model, deviations)
     compose_(model)

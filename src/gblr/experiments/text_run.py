@@ -41,7 +41,7 @@ class TextRun(StructuredRun):
         """What decides the model before any training: runs that agree in this share it."""
         names = (
             "model", "method", "relative_cost", "block_rank", "init", "source", "scope", "allocation", "calibration",
-            "start_cost", "refit", "structure", "seed",
+            "sensitivity", "start_cost", "refit", "structure", "seed",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 

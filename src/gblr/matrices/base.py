@@ -53,6 +53,10 @@ class StructuredMatrix(ABC):
             )
         return self._matmul(x)
 
+    @abstractmethod
+    def scale_rows(self, factor: Float[Tensor, " out"]) -> "StructuredMatrix":
+        """The same format with row i multiplied by `factor[i]`."""
+
     @property
     def relative_cost(self) -> float:
         """`num_mults` over that of the dense matrix."""

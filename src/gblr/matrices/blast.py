@@ -1,6 +1,6 @@
 """BLAST matrices (Lee et al. 2024): tiles that share their left and right factors along rows and columns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -53,6 +53,9 @@ class BlastMatrix(StructuredMatrix):
     @property
     def T(self) -> "BlastMatrix":
         return BlastMatrix(self.v, self.u, self.s.transpose(0, 1))
+
+    def scale_rows(self, factor: Float[Tensor, " out"]) -> "BlastMatrix":
+        return replace(self, u=self.u * factor.view(self.u.shape[:2])[:, :, None])
 
     def to_dense(self) -> Float[Tensor, "out in"]:
         return torch.einsum("ior,ijr,jnr->iojn", self.u, self.s, self.v).reshape(self.shape)

@@ -135,6 +135,9 @@ class GBLRMatrix(StructuredMatrix):
         v = self.v * boxcar_mask(s.col_width, s.col_location, in_features)[:, None].to(self.v.dtype)
         return u.flatten(0, 1), v.flatten(0, 1)
 
+    def scale_rows(self, factor: Float[Tensor, " out"]) -> "GBLRMatrix":
+        return GBLRMatrix(self.structure, self.u * factor, self.v)
+
     def to_dense(self) -> Float[Tensor, "out in"]:
         u, v = self.masked_factors()
         return u.T @ v

@@ -46,6 +46,9 @@ class LowRankMatrix(StructuredMatrix):
     def T(self) -> "LowRankMatrix":
         return LowRankMatrix(self.v, self.u)
 
+    def scale_rows(self, factor: Float[Tensor, " out"]) -> "LowRankMatrix":
+        return LowRankMatrix(self.u * factor, self.v)
+
     def to_dense(self) -> Float[Tensor, "out in"]:
         return self.u.T @ self.v
 

@@ -58,6 +58,9 @@ class MonarchMatrix(StructuredMatrix):
     def T(self) -> "MonarchMatrix":
         return MonarchMatrix(self.right.mT, self.left.mT)
 
+    def scale_rows(self, factor: Float[Tensor, " out"]) -> "MonarchMatrix":
+        return MonarchMatrix(self.left * factor.view(self.left.shape[:2])[:, :, None], self.right)
+
     def to_dense(self) -> Float[Tensor, "out in"]:
         left, right = torch.block_diag(*self.left), torch.block_diag(*self.right)
         return left @ right[self._permutation()]

@@ -50,6 +50,9 @@ class PackedGBLR(StructuredMatrix):
         v = _crop(matrix.v[live], structure.col_width, structure.col_location)
         return cls(structure, u, v, matrix.block_rank, matrix.shape)
 
+    def scale_rows(self, factor: Float[Tensor, " out"]) -> "PackedGBLR":
+        return PackedGBLR.from_gblr(self.to_gblr().scale_rows(factor))
+
     def to_gblr(self) -> GBLRMatrix:
         u, v = self.factors()
         blocks = (self.structure.num_blocks, self.block_rank)

@@ -1,6 +1,6 @@
 """Pixelfly matrices (Chen et al. 2022): block-sparse on a flat block butterfly, plus low rank."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -68,6 +68,10 @@ class PixelflyMatrix(StructuredMatrix):
     def T(self) -> "PixelflyMatrix":
         rows, cols = self.grid
         return PixelflyMatrix(self.blocks.mT, self.block_col, self.block_row, self.v, self.u, (cols, rows))
+
+    def scale_rows(self, factor: Float[Tensor, " out"]) -> "PixelflyMatrix":
+        of_tiles = factor.view(self.grid[0], -1)[self.block_row]  # (tiles, tile_out)
+        return replace(self, blocks=self.blocks * of_tiles[:, :, None], u=self.u * factor)
 
     def to_dense(self) -> Float[Tensor, "out in"]:
         _, tile_out, tile_in = self.blocks.shape

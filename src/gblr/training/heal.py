@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from gblr.atomic import write_json
 from gblr.conversion.calibrate import batch_call, padding_of
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.cost import cost
+from gblr.conversion.outputs import output_kind, output_tensor
 from gblr.conversion.planner import as_call
 from gblr.conversion.refit import Refitted, refit_layers_, structured_layers
 from gblr.conversion.refit_parts import Freedom
@@ -49,14 +50,15 @@ def heal_(
     match: Match = "auto",
     temperature: float = 1.0,
     out: str | os.PathLike[str] | None = None,
+    sensitivity: bool = False,
 ) -> HealResult:
     """Brings the outputs of a converted `model` back to those of `teacher`, its dense original, in place.
 
     `batches` are inputs as the model is called with, without labels; a sequence, as they are read several times. First
     the structured layers are refitted one after the other, each to the dense layer's outputs on the inputs that the
-    compressed model gives it (`layers=False` skips this). Then, with a `config`, the whole model is trained to the
-    teacher's outputs: logits by their Kullback-Leibler divergence at `temperature`, hidden states by their relative
-    squared error; `match="auto"` takes logits where the output has them.
+    compressed model gives it (`layers=False` skips this; `sensitivity` weighs outputs as in `convert_`). Then, with a
+    `config`, the whole model is trained to the teacher's outputs: logits by their Kullback-Leibler divergence at
+    `temperature`, hidden states by their relative squared error; `match="auto"` takes logits where the output has them.
 
     The cost stays what it is. `structure="free"` lets blocks move and change size within it; any format can be healed.
     With `out`, both steps are saved there as they go, and the same call continues after an interruption.
@@ -70,7 +72,7 @@ def heal_(
     check_choice("match", match, Match)
     _check(model, teacher, batches)
     folder = None if out is None else Path(out)
-    refitted = _refit(model, teacher, batches, structure, folder) if layers else []
+    refitted = _refit(model, teacher, batches, structure, folder, sensitivity) if layers else []
     if config is None:
         return HealResult(refitted, None)
     return HealResult(refitted, _distill(model, teacher, batches, config, structure, match, temperature, folder))
@@ -90,11 +92,12 @@ def _check(model: nn.Module, teacher: nn.Module, batches: Sequence[Any]) -> None
 
 
 def _refit(
-    model: nn.Module, teacher: nn.Module, batches: Sequence[Any], structure: Freedom, folder: Path | None
-) -> list[Refitted]:
+    model: nn.Module, teacher: nn.Module, batches: Sequence[Any], structure: Freedom, folder: Path | None,
+    sensitivity: bool,
+) -> list[Refitted]:  # fmt: skip
     """With a folder, saved as it goes: what is done before is not done again."""
     if folder is None:
-        return refit_layers_(model, teacher, batches, structure)
+        return refit_layers_(model, teacher, batches, structure, sensitivity=sensitivity)
     file, stored = folder / "layers.json", folder / "layers"
     done = [Refitted(**row) for row in json.loads(file.read_text())] if file.exists() else []
     if done:
@@ -106,7 +109,7 @@ def _refit(
         write_json(file, [vars(row) for row in done])
 
     folder.mkdir(parents=True, exist_ok=True)
-    refit_layers_(model, teacher, batches, structure, [row.layer for row in done], keep)
+    refit_layers_(model, teacher, batches, structure, [row.layer for row in done], keep, sensitivity)
     return done
 
 
@@ -147,8 +150,8 @@ def distillation_loss(
             goal = batch_call(teacher, batch)
         without_dropout(model)
         found = batch_call(model, batch)
-        kind = match if match != "auto" else ("logits" if getattr(goal, "logits", None) is not None else "hidden")
-        goal, found = _output(goal, kind), _output(found, kind)
+        kind = match if match != "auto" else output_kind(goal)
+        goal, found = output_tensor(goal, kind), output_tensor(found, kind)
         real = padding_of(batch)
         if real is not None and goal.shape[: real.dim()] == real.shape:
             goal, found = goal[real], found[real]
@@ -170,18 +173,3 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if type(module).__module__.split(".")[0] != "gblr" and not isinstance(module, _BatchNorm):
             module.training = False
-
-
-def _output(output: Any, kind: str) -> Tensor:
-    """The tensor of that kind in what a model returned."""
-    if isinstance(output, Tensor):
-        return output
-    names = ("logits",) if kind == "logits" else ("last_hidden_state", "hidden_states", "logits")
-    for name in names:
-        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        value = value[-1] if isinstance(value, (tuple, list)) and value else value
-        if isinstance(value, Tensor):
-            return value
-    if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
-        return output[0]
-    raise ValueError(f"the model's output, a {type(output).__name__}, has no {' or '.join(names)} to match.")

@@ -1,0 +1,106 @@
+"""How much each output of a layer matters to what the model says: the mean square of its gradients.
+
+An error e_i in output i of a layer changes the model's predictions by e_i times a gradient g_i, in first order. So the
+damage of a compressed weight is about sum_i E[g_i^2] E[e_i^2]: rows weighted by their gradients, in one unit for all
+layers. No labels are needed: for logits they are drawn from the model's own predictions (the Fisher information), for
+hidden states the gradients are those of their sum with random signs (how far the outputs move).
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gblr.conversion.calibrate import batch_call, padding_of
+from gblr.conversion.measure import undisturbed
+from gblr.conversion.outputs import output_kind, output_tensor
+from gblr.conversion.sources import Source
+from gblr.progress import progress
+
+_FLOOR = 0.1  # of the mean: no row is given up, as gradients of a sample are noisy
+
+
+def collect_sensitivity(
+    model: nn.Module, sources: Sequence[Source], batches: Sequence[Any], seed: int = 0
+) -> dict[str, Float[Tensor, " out"]]:
+    """Mean squares of the gradients of every source's outputs, over positions that are not padded.
+
+    Takes a forward and a backward pass of the whole model for each batch, in evaluation mode; parameters get no
+    gradients. Layers that do not reach the output have zeros.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sums = {source.name: torch.zeros(len(source.weight), dtype=torch.float64) for source in sources}
+    counts = dict.fromkeys(sums, 0)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with ExitStack() as stack:
+        for parameter in trained:
+            stack.callback(parameter.requires_grad_, True)
+            parameter.requires_grad_(False)
+        stack.enter_context(undisturbed(model))
+        stack.enter_context(torch.enable_grad())
+        tick = stack.enter_context(progress("measuring sensitivity", len(batches)))
+        for batch in batches:
+            outputs, handles = _watched(sources)
+            try:
+                loss = probe(batch_call(model, batch), batch, generator)
+            finally:
+                for handle in handles:
+                    handle.remove()
+            names = list(outputs)
+            grads = torch.autograd.grad(loss, [outputs[name] for name in names], allow_unused=True)
+            for name, grad in zip(names, grads, strict=True):
+                if grad is not None:
+                    rows = _positions(grad, len(sums[name]), padding_of(batch))
+                    sums[name] += rows.double().square().sum(0).cpu()
+                    counts[name] += len(rows)
+            tick()
+    return {name: total / max(1, counts[name]) for name, total in sums.items()}
+
+
+def row_factors(sensitivity: Float[Tensor, " out"]) -> Float[Tensor, " out"]:
+    """What rows are multiplied by before a fit: the root of their sensitivity over its mean, never far below 1."""
+    mean = sensitivity.mean()
+    return (sensitivity / torch.where(mean > 0, mean, 1.0) + _FLOOR).sqrt()
+
+
+def probe(output: Any, batch: Any, generator: torch.Generator) -> Tensor:
+    """A number whose gradients have the expected squares that are sought."""
+    kind = output_kind(output)
+    values = output_tensor(output, kind)
+    real = padding_of(batch)
+    if real is not None and values.shape[: real.dim()] == real.shape:
+        values = values[real.to(values.device)]
+    if kind == "hidden":
+        signs = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).to(values.device)
+        return (values.float() * (2 * signs - 1)).sum()
+    scores = values.float().flatten(0, -2)
+    # drawn by one number for each row, of a generator on the CPU: the same on every device
+    uniform = torch.rand(len(scores), 1, generator=generator).to(scores.device)
+    chosen = (scores.detach().softmax(-1).cumsum(-1) < uniform).sum(-1).clamp(max=scores.shape[-1] - 1)
+    return nn.functional.cross_entropy(scores, chosen, reduction="sum")
+
+
+def _watched(sources: Sequence[Source]) -> tuple[dict[str, Tensor], list[Any]]:
+    """Hooks that keep the outputs of the layers; those go on as copies, which may be changed in place."""
+    outputs: dict[str, Tensor] = {}
+    handles = []
+    for source in sources:
+
+        def hook(module: nn.Module, args: Any, output: Tensor, name: str = source.name) -> Tensor:
+            kept = output if output.requires_grad else output.detach().requires_grad_()
+            outputs[name] = kept  # of a layer that runs several times, the last
+            return kept.clone()
+
+        handles.append(source.module.register_forward_hook(hook))
+    return outputs, handles
+
+
+def _positions(grad: Tensor, out_features: int, padding: Tensor | None) -> Float[Tensor, "positions out"]:
+    if grad.dim() == 4 and grad.shape[1] == out_features:  # of a convolution
+        return grad.flatten(2).mT.reshape(-1, out_features)
+    if padding is not None and grad.shape[:-1] == padding.shape:
+        grad = grad[padding.to(grad.device)]
+    return grad.reshape(-1, out_features)

@@ -1,0 +1,135 @@
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import gblr
+from gblr.conversion.convert import choose
+from gblr.conversion.sensitivity import collect_sensitivity, probe, row_factors
+from tests.conversion import converted
+from tests.helpers import raises_value_error
+
+
+def measured(model: nn.Module, batches: list, where=None) -> dict[str, torch.Tensor]:
+    sources, _ = choose(model, where or gblr.linear_layers(), split_fused=True)
+    return collect_sensitivity(model, sources, batches)
+
+
+def half_used(generator: torch.Generator) -> nn.Module:
+    """The second layer reads only the first 8 outputs of the first."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 12), nn.Linear(12, 12))
+    with torch.no_grad():
+        model[2].weight[:, 8:] = 0
+    return model
+
+
+def test_it_is_the_expected_square_of_the_gradients(generator):
+    """Of a linear chain: row sums of squares of what follows, as signs are random. In-place layers do not disturb."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.ReLU(inplace=True))
+    with torch.no_grad():
+        model[1].bias.fill_(1e4)  # the ReLU lets all through
+    found = measured(model, [torch.randn(500, 6, generator=generator) for _ in range(20)])
+    expected = model[1].weight.detach().square().sum(0)
+    torch.testing.assert_close(found["0"].float(), expected, rtol=0.1, atol=1e-4)
+    torch.testing.assert_close(found["1"].float(), torch.ones(4))
+
+
+def test_labels_are_drawn_from_the_predictions(generator):
+    scores = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3).clone().requires_grad_()
+    probe(SimpleNamespace(logits=scores), None, generator).backward()
+    drawn = (scores.grad < 0).float().mean(0)  # softmax minus one-hot
+    torch.testing.assert_close(drawn, torch.tensor([0.5, 0.3, 0.2]), rtol=0, atol=0.02)
+
+
+def test_padding_counts_nowhere(generator):
+    model = converted.bert()
+    tokens = torch.randint(1, 50, (3, 8), generator=generator)
+    mask = torch.ones_like(tokens)
+    mask[:, 5:] = 0
+    changed = torch.where(mask.bool(), tokens, 7)
+    batches = [[{"input_ids": ids, "attention_mask": mask}] for ids in (tokens, changed)]
+    one, other = (measured(model, batch, gblr.linear_layers(exclude=("pooler",))) for batch in batches)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name])
+
+
+@pytest.mark.parametrize("make", [converted.gpt2, converted.llama, converted.vit, converted.resnet])
+def test_every_kind_of_model_has_one_number_for_each_output(make):
+    model = make().train()
+    where = gblr.conv_layers() if make is converted.resnet else gblr.linear_layers()
+    batch = converted.IMAGES if make in (converted.vit, converted.resnet) else {"input_ids": torch.arange(12)[None] % 7}
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
+    found = measured(model, [batch], where)
+    assert torch.equal(state, torch.get_rng_state())
+    sources, _ = choose(model, where, True)
+    assert {source.name: len(source.weight) for source in sources} == {name: len(s) for name, s in found.items()}
+    assert all(bool((s >= 0).all()) and float(s.sum()) > 0 for s in found.values())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters()) and model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [gblr.LowRankConfig(0.4), gblr.GaudiConfig(0.4), gblr.MonarchConfig(0.5), gblr.BlastConfig(0.5)],
+    ids=lambda config: type(config).__name__,
+)
+def test_what_nobody_reads_is_given_up_first(config, generator):
+    batches = [torch.randn(64, 16, generator=generator) for _ in range(4)]
+    errors = {}
+    for sensitivity in (False, True):
+        model = half_used(generator)
+        dense = copy.deepcopy(model)
+        where = gblr.linear_layers(include=("0",))
+        report = gblr.convert_(model, config, where=where, calibration=batches, sensitivity=sensitivity)
+        errors[sensitivity] = float((model(batches[0]) - dense(batches[0])).detach().norm())
+        assert ("sensitivity" in str(report)) == sensitivity
+    assert errors[True] < 0.9 * errors[False]  # tiles of Monarch and BLAST leave less to give up
+
+
+def test_global_budgets_follow_it(generator):
+    """Of two layers whose outputs are added, that counts for more which is not scaled down."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleDict({"a": nn.Linear(24, 24), "b": nn.Linear(24, 24)})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.parts["a"](x) + 0.01 * self.parts["b"](x)
+
+    torch.manual_seed(0)
+    whole = Sum()
+    batches = [torch.randn(64, 24, generator=generator)]
+    gblr.convert_(whole, gblr.LowRankConfig(0.5, allocation="global"), calibration=batches, sensitivity=True)
+    assert whole.parts["a"].matrix.rank > 2 * whole.parts["b"].matrix.rank
+
+
+@pytest.mark.parametrize("structure", ["frozen", "free"])
+def test_a_refit_weighs_outputs_alike(structure, generator):
+    batches = [torch.randn(64, 16, generator=generator) for _ in range(4)]
+    errors = {}
+    for sensitivity in (False, True):
+        teacher = half_used(generator)
+        model = copy.deepcopy(teacher)
+        gblr.convert_(model, gblr.GaudiConfig(0.3), where=gblr.linear_layers(include=("0",)))
+        result = gblr.heal_(model, teacher, batches, structure=structure, sensitivity=sensitivity)
+        assert all(row.error <= row.error_before + 1e-6 for row in result.layers)
+        errors[sensitivity] = float((model(batches[0]) - teacher(batches[0])).detach().norm())
+    assert errors[True] < errors[False]
+
+
+def test_rows_that_are_never_asked_for_keep_a_little():
+    factors = row_factors(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64))
+    assert 0.2 < float(factors[0]) < float(factors[1]) < float(factors[2])
+    assert torch.isfinite(row_factors(torch.zeros(3, dtype=torch.float64))).all()
+
+
+def test_it_needs_calibration():
+    model = nn.Sequential(nn.Linear(8, 8))
+    with raises_value_error("calibration"):
+        gblr.convert_(model, gblr.LowRankConfig(0.5), sensitivity=True)
+    assert type(model[0]) is nn.Linear
