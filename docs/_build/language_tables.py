@@ -16,7 +16,9 @@ KINDS = VISION_KINDS | {
     "low-rank-global": "low rank, global ranks",
     "low-rank-8": "low rank, ranks in eights",
     "blast-8": "BLAST, ranks in eights",
+    "blast-global": "BLAST, global budgets",
     "gblr-1-global": "GBLR, block_rank 1, global budgets",
+    "gblr-16-global": "GBLR, block_rank 16, global budgets",
     "gblr-1-learned": "GBLR, block_rank 1, learned from the dense cost",
 }
 _HUGE = 1e5  # a perplexity above the number of words: the model is lost, and digits say nothing

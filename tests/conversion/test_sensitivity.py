@@ -72,11 +72,21 @@ def test_every_kind_of_model_has_one_number_for_each_output(make):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "config",
-    [gblr.LowRankConfig(0.4), gblr.GaudiConfig(0.4), gblr.MonarchConfig(0.5), gblr.BlastConfig(0.5)],
-    ids=lambda config: type(config).__name__,
-)
+EVERY = (gblr.GaudiConfig, gblr.LowRankConfig, gblr.MonarchConfig, gblr.PixelflyConfig, gblr.BlastConfig)
+
+
+@pytest.mark.parametrize("config", EVERY)
+def test_weights_of_every_format_come_near_the_dense_ones(config, generator):
+    model = half_used(generator)
+    dense = model[0].weight.detach()
+    batches = [torch.randn(64, 16, generator=generator) for _ in range(4)]
+    gblr.convert_(model, config(1.0), where=gblr.linear_layers(include=("0",)), calibration=batches, sensitivity=True)
+    found = model[0].weight.detach()
+    assert float((found[:8] - dense[:8]).norm() / dense[:8].norm()) < 0.5
+    assert float((found[8:] - dense[8:]).norm() / dense[8:].norm()) < 0.9
+
+
+@pytest.mark.parametrize("config", [gblr.LowRankConfig(0.4), gblr.GaudiConfig(0.4)], ids=["low rank", "GBLR"])
 def test_what_nobody_reads_is_given_up_first(config, generator):
     batches = [torch.randn(64, 16, generator=generator) for _ in range(4)]
     errors = {}
@@ -87,7 +97,7 @@ def test_what_nobody_reads_is_given_up_first(config, generator):
         report = gblr.convert_(model, config, where=where, calibration=batches, sensitivity=sensitivity)
         errors[sensitivity] = float((model(batches[0]) - dense(batches[0])).detach().norm())
         assert ("sensitivity" in str(report)) == sensitivity
-    assert errors[True] < 0.9 * errors[False]  # tiles of Monarch and BLAST leave less to give up
+    assert errors[True] < 0.8 * errors[False]
 
 
 def test_global_budgets_follow_it(generator):

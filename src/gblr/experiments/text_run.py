@@ -1,5 +1,6 @@
 """Runs on text as plain values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,14 +58,24 @@ def kind(label: str, method: Method, **options: Any) -> Kind:
 
 
 def fitted_kinds(calibration: int) -> tuple[Kind, ...]:
-    """Every method fitted to trained weights, with errors weighted by so many samples, and refitted."""
-    how: dict[str, Any] = {"calibration": calibration, "refit": True}
+    """Every method fitted to trained weights, with errors weighted by so many samples and by what they do to the
+    predictions, and refitted.
+    """
+    how: dict[str, Any] = {"calibration": calibration, "sensitivity": True, "refit": True}
+    everywhere: dict[str, Any] = {"allocation": "global", **how}
     return (
         kind("low-rank", "low rank", **how),
-        kind("low-rank-global", "low rank", allocation="global", **how),
+        kind("low-rank-global", "low rank", **everywhere),
         kind("monarch", "monarch", **how),
         kind("blast", "blast", **how),
+        kind("blast-global", "blast", **everywhere),
         kind("gblr-1", "gaudi", **how),
-        kind("gblr-1-global", "gaudi", allocation="global", **how),
+        kind("gblr-1-global", "gaudi", **everywhere),
         kind("gblr-16", "gaudi", block_rank=16, **how),
+        kind("gblr-16-global", "gaudi", block_rank=16, **everywhere),
     )
+
+
+def trained_kinds(fitted: Sequence[Kind]) -> tuple[Kind, ...]:
+    """Those that are worth training: budgets that follow the sensitivity, and Monarch, which cannot."""
+    return tuple(one for one in fitted if one.label.endswith("-global") or one.label == "monarch")
