@@ -160,8 +160,9 @@ def test_a_seed_decides_all_random_numbers(gblr, tmp_path):
 
 def test_layers_are_healed_after_the_fit(gblr, tmp_path):
     options = ("--cost", 0.3, "--calibration", 64, "--heal", "--block-rank", 8, "--include", "fc2", "--out", "run")
-    ended = gblr("compress", "vit:digits", *TINY, *options)
-    assert ended.code == 0 and "layers refitted in order" in ended.err
+    ended = gblr("compress", "vit:digits", *TINY, *options, "--sensitivity")
+    assert ended.code == 0 and "layers refitted in order" in ended.err and "calibration and sensitivity" in ended.err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["results"][1]["relative_cost"] <= 0.3
-    ended = gblr("compress", "vit:digits", *TINY, "--calibration", 0, "--heal", "--out", "other")
-    assert ended.code == 1 and "--calibration" in ended.err
+    for option in ("--heal", "--sensitivity"):
+        ended = gblr("compress", "vit:digits", *TINY, "--calibration", 0, option, "--out", "other")
+        assert ended.code == 1 and "--calibration" in ended.err

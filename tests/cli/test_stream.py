@@ -61,6 +61,7 @@ def test_a_stopped_run_continues(gblr, texts, tmp_path, monkeypatch):
         (("dense", "--train", 1), "leave out --train"),
         (("dense", "--baseline", "monarch"), "--baseline"),
         (("dense", "--heal"), "--heal"),
+        (("dense", "--sensitivity"), "--sensitivity"),
         (("nowhere",), "Download the model first"),
         (("dense", "--data", "digits"), "reads texts for calibration"),
     ],

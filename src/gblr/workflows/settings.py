@@ -1,7 +1,7 @@
 """What a run of `gblr compress` or `gblr train` is: all that decides its outcome, as plain values."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ TITLES |= {"pixelfly": "Pixelfly", "blast": "BLAST"}
 @dataclass(frozen=True)
 class Settings:
     """`epochs=0` fits without training; `None` takes what suits the data. `heal` refits the layers one after the other
-    on the calibration inputs. `baselines` are methods to compare with, of the same cost, calibration and training.
+    on the calibration inputs. `sensitivity` measures on them what errors do to the model's outputs, and spends the cost
+    where that matters. `baselines` are methods to compare with, of the same cost, calibration and training.
     """
 
     model: str
@@ -31,6 +32,7 @@ class Settings:
     epochs: float | None = 0.0
     calibration: int = 256
     heal: bool = False
+    sensitivity: bool = False
     block_rank: int = 1
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -52,6 +54,8 @@ class Settings:
             raise ValueError(f"the cost is a fraction of the dense multiplications in (0, 1]; got {self.cost:g}.")
         if self.heal and (self.from_scratch or not self.calibration):
             raise ValueError("healing needs a trained model and calibration inputs: give --calibration 256, say.")
+        if self.sensitivity and (self.from_scratch or not self.calibration):
+            raise ValueError("sensitivity is measured on calibration inputs: give --calibration 256, say.")
         if self.epochs is not None and self.epochs < 0:
             raise ValueError(f"the number of epochs must be 0 or above; got {self.epochs:g}.")
 
@@ -69,7 +73,9 @@ def claim(out: Path, settings: Settings) -> None:
     mine = settings.to_plain()
     if file.exists():
         stored = json.loads(file.read_text())
-        differences = [f"{key} was {stored.get(key)!r}" for key in mine if stored.get(key) != mine[key]]
+        defaults = {field.name: field.default for field in fields(settings)}  # of options that are newer than the run
+        before = {key: stored.get(key, defaults[key]) for key in mine}
+        differences = [f"{key} was {before[key]!r}" for key in mine if before[key] != mine[key]]
         if differences:
             raise OtherRun(
                 f"{out} holds another run ({'; '.join(differences)}). Choose another folder, or delete that one."

@@ -21,7 +21,7 @@ from gblr.conversion.harden import harden_
 from gblr.conversion.planner import as_call
 from gblr.conversion.report import Report
 from gblr.conversion.timing import interleaved
-from gblr.fitting.config import Config, GaudiConfig
+from gblr.fitting.config import Allocation, Config, GaudiConfig
 from gblr.layers.gaudi import GaudiModule
 from gblr.training.budget import Budget
 from gblr.training.heal import heal_
@@ -89,9 +89,11 @@ class Variant:
             return
         batches = None
         if self.settings.calibration and not self.settings.from_scratch:
-            self.say(f"reading {self.settings.calibration} samples for calibration")
+            what = "calibration and sensitivity" if self.settings.sensitivity else "calibration"
+            self.say(f"reading {self.settings.calibration} samples for {what}")
             batches = self.task.calibration(self.settings.calibration)
-        report = convert_(self.model, config_of(self.settings, self.method), where_of(self.settings), batches)
+        config, sensitivity = config_of(self.settings, self.method), self.settings.sensitivity
+        report = convert_(self.model, config, where_of(self.settings), batches, sensitivity=sensitivity)
         self.result["errors"] = {row.layer: row.error for row in report.rows if row.error is not None}
         self.say(f"{len(report)} layers converted to cost {report.relative_cost:.3f}{_error(report)}")
         save_pretrained(self.model, stored)
@@ -100,7 +102,8 @@ class Variant:
     def _heal(self) -> None:
         batches = self.task.calibration(self.settings.calibration)
         # free: the blocks were placed by a fit just now, and what they are fitted to has changed
-        healed = heal_(self.model, self.dense, batches, structure="free", out=self.folder / "healed").layers
+        folder, sensitivity = self.folder / "healed", self.settings.sensitivity
+        healed = heal_(self.model, self.dense, batches, structure="free", out=folder, sensitivity=sensitivity).layers
         before, after = (sum(getattr(row, key) for row in healed) / len(healed) for key in ("error_before", "error"))
         self.say(f"layers refitted in order: mean error of their outputs {before:.3f} before, {after:.3f} after")
 
@@ -150,11 +153,12 @@ class Variant:
 
 def config_of(settings: Settings, method: str) -> Config:
     kind = METHODS[method]
+    allocation: Allocation = "global" if settings.sensitivity else "uniform"
     if kind is not GaudiConfig:
-        return kind(settings.cost)
+        return kind(settings.cost, allocation)
     if settings.from_scratch:
         return GaudiConfig(1.0, block_rank=settings.block_rank, init="scratch")
-    return GaudiConfig(settings.cost, block_rank=settings.block_rank)
+    return GaudiConfig(settings.cost, allocation, block_rank=settings.block_rank)
 
 
 def where_of(settings: Settings) -> Filter:
