@@ -138,6 +138,22 @@ def test_rows_that_are_never_asked_for_keep_a_little():
     assert torch.isfinite(row_factors(torch.zeros(3, dtype=torch.float64))).all()
 
 
+def test_a_model_without_gradients_is_told_and_left_alone():
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        @torch.no_grad()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).detach()
+
+    model = Frozen()
+    with raises_value_error("without `sensitivity`"):
+        gblr.convert_(model, gblr.LowRankConfig(0.5), calibration=[torch.randn(4, 8)], sensitivity=True)
+    assert type(model.layer) is nn.Linear and model.layer.weight.requires_grad
+
+
 def test_it_needs_calibration():
     model = nn.Sequential(nn.Linear(8, 8))
     with raises_value_error("calibration"):

@@ -49,6 +49,11 @@ def collect_sensitivity(
             finally:
                 for handle in handles:
                     handle.remove()
+            if not loss.requires_grad:
+                raise ValueError(
+                    "`sensitivity` needs gradients, and none reach the model's output from the layers to convert: its "
+                    "forward turns them off, or the batches skip these layers. Convert without `sensitivity`."
+                )
             names = list(outputs)
             grads = torch.autograd.grad(loss, [outputs[name] for name in names], allow_unused=True)
             for name, grad in zip(names, grads, strict=True):
