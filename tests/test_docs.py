@@ -4,7 +4,6 @@ import doctest
 import json
 import re
 import runpy
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -59,15 +58,32 @@ def test_every_public_name_is_on_an_api_page():
     assert len(shown) == len(set(shown)), "a name is on two API pages"
 
 
+def run_python(page: Path) -> None:
+    names: dict[str, object] = {}
+    for block in fenced(page, "python"):
+        exec(compile(block, str(page), "exec"), names)
+
+
+def run_timed(page: Path) -> None:
+    """Examples that learn to a time: what else runs here may make the times of one try contradict each other."""
+    with shapes_unchecked():  # checking shapes takes time, too
+        for tries_left in (2, 1, 0):
+            try:
+                return run_python(page)
+            except ValueError as error:
+                if not tries_left or "cannot be met" not in str(error):
+                    raise
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_examples_run(page, capsys, tmp_path, monkeypatch):
     if page.name in NEED_KERNELS and cpu_kernels().startswith("none"):
         pytest.skip(f"without compiled kernels time does not follow widths ({cpu_kernels()})")
     monkeypatch.chdir(tmp_path)  # examples save models
-    names = {}
-    with shapes_unchecked() if page.name in NEED_KERNELS else nullcontext():  # checking shapes takes time, too
-        for block in fenced(page, "python"):
-            exec(compile(block, str(page), "exec"), names)
+    if page.name in NEED_KERNELS:
+        run_timed(page)
+    else:
+        run_python(page)
     source = "\n".join(fenced(page, "pycon"))
     example = doctest.DocTestParser().get_doctest(source, {}, page.name, str(page), 0)
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
