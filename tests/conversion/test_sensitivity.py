@@ -17,7 +17,7 @@ def measured(model: nn.Module, batches: list, where=None) -> dict[str, torch.Ten
     return collect_sensitivity(model, sources, batches)
 
 
-def half_used(generator: torch.Generator) -> nn.Module:
+def half_used() -> nn.Module:
     """The second layer reads only the first 8 outputs of the first."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 12), nn.Linear(12, 12))
@@ -77,7 +77,7 @@ EVERY = (gblr.GaudiConfig, gblr.LowRankConfig, gblr.MonarchConfig, gblr.Pixelfly
 
 @pytest.mark.parametrize("config", EVERY)
 def test_weights_of_every_format_come_near_the_dense_ones(config, generator):
-    model = half_used(generator)
+    model = half_used()
     dense = model[0].weight.detach()
     batches = [torch.randn(64, 16, generator=generator) for _ in range(4)]
     gblr.convert_(model, config(1.0), where=gblr.linear_layers(include=("0",)), calibration=batches, sensitivity=True)
@@ -91,7 +91,7 @@ def test_what_nobody_reads_is_given_up_first(config, generator):
     batches = [torch.randn(64, 16, generator=generator) for _ in range(4)]
     errors = {}
     for sensitivity in (False, True):
-        model = half_used(generator)
+        model = half_used()
         dense = copy.deepcopy(model)
         where = gblr.linear_layers(include=("0",))
         report = gblr.convert_(model, config, where=where, calibration=batches, sensitivity=sensitivity)
@@ -123,7 +123,7 @@ def test_a_refit_weighs_outputs_alike(structure, generator):
     batches = [torch.randn(64, 16, generator=generator) for _ in range(4)]
     errors = {}
     for sensitivity in (False, True):
-        teacher = half_used(generator)
+        teacher = half_used()
         model = copy.deepcopy(teacher)
         gblr.convert_(model, gblr.GaudiConfig(0.3), where=gblr.linear_layers(include=("0",)))
         result = gblr.heal_(model, teacher, batches, structure=structure, sensitivity=sensitivity)

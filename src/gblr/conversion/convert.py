@@ -67,8 +67,8 @@ def convert_(
     `conv_layers()`. Tied, shared and parent-read weights stay dense, with a reason in the report. `calibration` yields
     batches to call the model with; errors are then weighted by the inputs that each layer sees. `split_fused` treats
     the q, k and v of a fused projection as matrices of their own. `sensitivity` weighs each output by how much the
-    model's predictions depend on it, too, and with `allocation="global"` budgets follow it: language models lose far
-    less so. It needs a backward pass of the calibration batches.
+    model's predictions depend on it, too, and with `allocation="global"` budgets follow it. It needs a backward pass of
+    the calibration batches.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
     >>> report = convert_(model, gblr.LowRankConfig(relative_cost=0.5))
