@@ -58,7 +58,8 @@ class BlastMatrix(StructuredMatrix):
         return replace(self, u=self.u * factor.view(self.u.shape[:2])[:, :, None])
 
     def to_dense(self) -> Float[Tensor, "out in"]:
-        return torch.einsum("ior,ijr,jnr->iojn", self.u, self.s, self.v).reshape(self.shape)
+        scaled = self.u[:, :, None] * self.s[:, None]  # (i, o, j, r): all u with all s at first, which are few
+        return torch.einsum("iojr,jnr->iojn", scaled, self.v).reshape(self.shape)
 
     def _matmul(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
         z = torch.einsum("jnr,...jn->...jr", self.v, x.unflatten(-1, self.v.shape[:2]))

@@ -62,8 +62,7 @@ class MonarchMatrix(StructuredMatrix):
         return MonarchMatrix(self.left * factor.view(self.left.shape[:2])[:, :, None], self.right)
 
     def to_dense(self) -> Float[Tensor, "out in"]:
-        left, right = torch.block_diag(*self.left), torch.block_diag(*self.right)
-        return left @ right[self._permutation()]
+        return _block_diagonal(self.left) @ _block_diagonal(self.right)[self._permutation()]
 
     def _matmul(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
         num_blocks, inner_block, in_block = self.right.shape
@@ -73,32 +72,37 @@ class MonarchMatrix(StructuredMatrix):
 
     def _permutation(self) -> Int[Tensor, " inner"]:
         sizes = self.num_blocks, self.left.shape[2]
-        if is_plain_eager():
-            return _kept_permutation(*sizes, self.left.device)
-        return monarch_permutation(*sizes).to(self.left.device)
+        make = _kept_permutation if is_plain_eager() else monarch_permutation
+        return make(*sizes, self.left.device)
 
 
-@functools.lru_cache(64)
-def _permutation_entries(num_blocks: int, inner_block: int) -> tuple[int, ...]:
-    """Where each input of the left blocks comes from among the outputs of the right blocks.
+def monarch_permutation(num_blocks: int, inner_block: int, device: torch.device | None = None) -> Int[Tensor, " inner"]:
+    """P as an index: P z = z[index]. Symmetric, so indexing twice gives z back.
 
     Right block j gives left block i a number of its outputs that depends on (i + j) alone: equal shares, the remainder
-    spread over the blocks in a circle. As that is symmetric in i and j, the permutation is its own inverse.
+    spread over the blocks in a circle. As that is symmetric in i and j, the permutation is its own inverse. Made on the
+    device, by operations that a compiled graph may hold: nothing is copied from the host.
     """
+    place = torch.arange(num_blocks * inner_block, device=device)
     share, extra = divmod(inner_block, num_blocks)
-    size = [[share + ((i + j) % num_blocks < extra) for i in range(num_blocks)] for j in range(num_blocks)]
-    start = [[j * inner_block + sum(size[j][:i]) for i in range(num_blocks)] for j in range(num_blocks)]
-    blocks = range(num_blocks)
-    return tuple(start[j][i] + s for i in blocks for j in blocks for s in range(size[j][i]))
+    if not extra:
+        return place.view(num_blocks, num_blocks, share).transpose(0, 1).flatten()
+    block = torch.arange(num_blocks, device=device)
+    sizes = share + ((block[:, None] + block) % num_blocks < extra).long()  # of (j, i)
+    last = sizes.cumsum(1)[:, None]  # output q of right block j goes to the first i whose outputs do not end before it
+    goes_to = (place.view(num_blocks, inner_block, 1) >= last + block[:, None, None] * inner_block).sum(-1)
+    return goes_to.flatten().argsort(stable=True)
 
 
 @functools.lru_cache(64)
 def _kept_permutation(num_blocks: int, inner_block: int, device: torch.device) -> Int[Tensor, " inner"]:
     """Made once: it takes longer than the products of a small matrix."""
     with torch.inference_mode(False):
-        return monarch_permutation(num_blocks, inner_block).to(device)
+        return monarch_permutation(num_blocks, inner_block, device)
 
 
-def monarch_permutation(num_blocks: int, inner_block: int) -> Int[Tensor, " inner"]:
-    """P as an index: P z = z[index]. Symmetric, so indexing twice gives z back."""
-    return torch.tensor(_permutation_entries(num_blocks, inner_block), dtype=torch.long)
+def _block_diagonal(blocks: Float[Tensor, "num rows cols"]) -> Float[Tensor, "num*rows num*cols"]:
+    """`torch.block_diag(*blocks)` by one operation, whatever their number."""
+    num, rows, cols = blocks.shape
+    apart = torch.eye(num, device=blocks.device, dtype=blocks.dtype)[:, None, :, None]
+    return (blocks[:, :, None] * apart).reshape(num * rows, num * cols)
