@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gblr.fitting.allocate import allocate
+from gblr.fitting.allocate import Choice, allocate
+from gblr.fitting.gauge import triangular_cost
 from tests.helpers import raises_value_error
 
 LAYERS = st.lists(st.tuples(st.integers(0, 99), st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=3)
@@ -13,6 +14,10 @@ LAYERS = st.lists(st.tuples(st.integers(0, 99), st.integers(1, 4), st.integers(1
 def spectrum(seed: int, length: int) -> torch.Tensor:
     values = torch.rand(length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.01
     return values.sort(descending=True).values
+
+
+def equal_steps(steps, count) -> list[list[Choice]]:
+    return [[Choice(r, r * step) for r in range(1, count + 1)] for step in steps]
 
 
 def left_over(spectra, ranks) -> float:
@@ -25,7 +30,8 @@ def test_nothing_better_can_be_had_for_the_cost_it_reaches(layers, share):
     steps = [float(step) for _, _, step in layers]
     dense = [step * len(s) for s, step in zip(spectra, steps, strict=True)]
     total = max(share * sum(dense), sum(steps))
-    budgets = allocate(spectra, steps, dense, total)
+    choices = [[Choice(r + 1, (r + 1) * step) for r in range(len(s))] for s, step in zip(spectra, steps, strict=True)]
+    budgets = allocate(spectra, choices, dense, total)
     ranks = [round(budget / step) for budget, step in zip(budgets, steps, strict=True)]
     assert all(1 <= rank <= len(s) for rank, s in zip(ranks, spectra, strict=True))
     assert sum(budgets) <= total + 1e-9
@@ -46,24 +52,33 @@ def test_nothing_better_can_be_had_for_the_cost_it_reaches(layers, share):
 
 def test_energy_goes_before_size_and_positions_count():
     flat, steep = torch.ones(8), torch.tensor([1.0, *[0.01] * 7])
-    assert allocate([flat, steep], [10, 10], [80, 80], total=90) == [80.0, 10.0]
-    assert allocate([100 * steep, flat], [10, 10], [80, 80], total=90) == [10.0, 80.0]
+    assert allocate([flat, steep], equal_steps([10, 10], 8), [80, 80], total=90) == [80.0, 10.0]
+    assert allocate([100 * steep, flat], equal_steps([10, 10], 8), [80, 80], total=90) == [10.0, 80.0]
     # the same layer at four times the positions: each rank costs four times as much
-    assert allocate([flat, flat], [40, 10], [320, 80], total=120) == [40.0, 80.0]
+    assert allocate([flat, flat], equal_steps([40, 10], 8), [320, 80], total=120) == [40.0, 80.0]
 
 
 def test_no_layer_costs_more_than_dense():
     full = torch.ones(10)
-    assert allocate([full, full], [20, 20], [100, 100], total=1000) == [100.0, 100.0]
-    assert allocate([torch.ones(1)], [9], [8], total=8) == [8]
+    assert allocate([full, full], equal_steps([20, 20], 10), [100, 100], total=1000) == [100.0, 100.0]
+    assert allocate([torch.ones(1)], equal_steps([9], 1), [8], total=8) == [8]
 
 
 def test_a_layer_of_zeros_gets_rank_1():
-    assert allocate([torch.zeros(4), torch.ones(4)], [1, 1], [4, 4], total=5) == [1.0, 4.0]
+    assert allocate([torch.zeros(4), torch.ones(4)], equal_steps([1, 1], 4), [4, 4], total=5) == [1.0, 4.0]
 
 
 def test_totals_that_cannot_be_met_are_refused():
     with raises_value_error("rank 1 in every layer", "0.25", "0.2", "`relative_cost`"):
-        allocate([torch.ones(4), torch.ones(4)], [1, 1], [4, 4], total=1.6)
+        allocate([torch.ones(4), torch.ones(4)], equal_steps([1, 1], 4), [4, 4], total=1.6)
     with raises_value_error("`spectra`", 2, 1):
-        allocate([torch.ones(4), torch.ones(4)], [1], [4, 4], total=8)
+        allocate([torch.ones(4), torch.ones(4)], equal_steps([1], 4), [4, 4], total=8)
+
+
+def test_ranks_that_pay_only_together_are_taken_together():
+    """A flat spectrum in triangular form: the first ranks are dear, the last cheap. Better one layer whole than both
+    in part."""
+    flat, costs = torch.ones(8), [triangular_cost(r, (8, 8), 1, 1) for r in range(1, 9)]
+    choices = [Choice(r, cost) for r, cost in enumerate(costs, 1)]
+    budgets = allocate([flat, flat], [choices, choices], [costs[-1]] * 2, total=costs[-1] + costs[1])
+    assert sorted(budgets) == [costs[1], costs[-1]]

@@ -1,64 +1,101 @@
 """How much each layer of a model may cost, so that a given total is spent where it lowers the error most."""
 
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 
+class Choice(NamedTuple):
+    """A rank that a layer may have, and what it costs: multiplications times positions per sample."""
+
+    rank: int
+    cost: float
+
+
+class _Step(NamedTuple):
+    """From one choice of a layer to a later one."""
+
+    density: float  # error that goes, per multiplication
+    layer: int
+    choice: int
+
+
 def allocate(
-    spectra: list[Tensor], step_costs: list[float], dense_costs: list[float], total: float,
-    importance: list[float] | None = None,
+    spectra: Sequence[Float[Tensor, " rank"]], choices: Sequence[Sequence[Choice]], dense_costs: Sequence[float],
+    total: float, importance: Sequence[float] | None = None,
 ) -> list[float]:  # fmt: skip
     """Budgets of the layers, in the unit of `total`: the rank-selection kind of baseline (ALDS, Liebenwein et al.
     2021).
 
-    `spectra[l]` are the singular values s_k of layer l (weighted, where inputs are known), `step_costs[l]` is what one
-    more rank costs: multiplications times positions per sample. Minimises sum_l sum_{k >= r_l} s_lk^2 / ||W_l||^2, the
-    sum of squared relative errors, each times the layer's `importance` where that is given, over ranks 1 <= r_l <= full
-    with sum_l r_l step_costs[l] <= total; no layer may cost more than dense. As spectra descend, taking ranks in the
-    order of gain per multiplication is exact for the cost that it reaches; what is left over goes to layers whose steps
-    still fit.
+    `spectra[l]` are the singular values s_k of layer l (weighted, where inputs are known), `choices[l]` the ranks that
+    it may have, of ascending cost. Minimises sum_l sum_{k >= r_l} s_lk^2 / ||W_l||^2, the sum of squared relative
+    errors, each times the layer's `importance` where that is given, with costs that add up to at most `total`; no layer
+    may cost more than dense.
 
-    >>> allocate([torch.tensor([3.0, 0.1]), torch.tensor([2.0, 2.0])], [10, 10], [20, 20], total=30)
+    Steps are taken in the order of gain per multiplication, which is exact for the cost that they reach. Where higher
+    ranks are cheaper than lower ones (triangular factors), several steps may only pay together: a layer then goes
+    straight to the next corner of the lower convex hull of its errors over costs. What is left over goes to layers
+    whose next choices still fit.
+
+    >>> steps = [Choice(1, 10), Choice(2, 20)]
+    >>> allocate([torch.tensor([3.0, 0.1]), torch.tensor([2.0, 2.0])], [steps, steps], [20, 20], total=30)
     [10.0, 20.0]
     """
-    if not len(spectra) == len(step_costs) == len(dense_costs):
+    if not len(spectra) == len(choices) == len(dense_costs):
         raise ValueError(
-            "`spectra`, `step_costs` and `dense_costs` must have one entry for each layer; got "
-            f"{len(spectra)}, {len(step_costs)} and {len(dense_costs)}."
+            "`spectra`, `choices` and `dense_costs` must have one entry for each layer; got "
+            f"{len(spectra)}, {len(choices)} and {len(dense_costs)}."
         )
-    first = [min(step, dense) for step, dense in zip(step_costs, dense_costs, strict=True)]
-    if sum(first) > total:
+    costs = [
+        [float(min(of_layer[0].cost, dense)), *(float(c.cost) for c in of_layer[1:] if c.cost <= dense)]
+        for of_layer, dense in zip(choices, dense_costs, strict=True)
+    ]
+    taken, left = [0] * len(costs), total - sum(of_layer[0] for of_layer in costs)
+    if left < 0:
         raise ValueError(
-            f"rank 1 in every layer takes {sum(first) / sum(dense_costs):.3g} of the dense cost; the total is "
+            f"rank 1 in every layer takes {(total - left) / sum(dense_costs):.3g} of the dense cost; the total is "
             f"{total / sum(dense_costs):.3g}. Raise `relative_cost` or convert fewer layers."
         )
-    layer, density = _steps(spectra, step_costs, dense_costs, importance or [1.0] * len(spectra))
-    cost = torch.tensor(step_costs, dtype=torch.float64)[layer]
-    order = density.argsort(descending=True, stable=True)  # stable: the ranks of one layer stay in their order
-    layer, cost = layer[order], cost[order]
-    extra, left = torch.zeros(len(spectra), dtype=torch.long), total - sum(first)
-    while True:  # ends: each round leaves out at least the dearest steps of the one before
-        fits = cost <= left
-        layer, cost = layer[fits], cost[fits]
-        taken = cost.cumsum(0) <= left
-        if not bool(taken.any()):
-            break
-        extra += torch.bincount(layer[taken], minlength=len(spectra))
-        left -= float(cost[taken].sum())
-        layer, cost = layer[~taken], cost[~taken]
-    return [float(base + int(n) * step) for base, n, step in zip(first, extra, step_costs, strict=True)]
+    steps: list[_Step] = []
+    weights = importance or [1.0] * len(costs)
+    for layer, (spectrum, of_layer, weight) in enumerate(zip(spectra, choices, weights, strict=True)):
+        errors = [weight * error for error in _errors(spectrum, of_layer[: len(costs[layer])])]
+        steps += _hull(layer, costs[layer], errors)
+    steps.sort(key=lambda step: -step.density)  # stable: those of one layer stay in their order
+    for step in steps:
+        price = costs[step.layer][step.choice] - costs[step.layer][taken[step.layer]]
+        if price <= left:
+            taken[step.layer], left = step.choice, left - price
+    for step in steps:  # those that did not fit: as far as the rest goes
+        mine = costs[step.layer]
+        while taken[step.layer] + 1 < len(mine) and mine[taken[step.layer] + 1] - mine[taken[step.layer]] <= left:
+            left -= mine[taken[step.layer] + 1] - mine[taken[step.layer]]
+            taken[step.layer] += 1
+    return [mine[choice] for mine, choice in zip(costs, taken, strict=True)]
 
 
-def _steps(
-    spectra: list[Tensor], step_costs: list[float], dense_costs: list[float], importance: list[float]
-) -> tuple[Tensor, Tensor]:
-    """Layer of every step above rank 1, and its gain s_k^2 / ||W||^2 per multiplication."""
-    layers, densities = [], []
-    layers_of = zip(spectra, step_costs, dense_costs, importance, strict=True)
-    for index, (spectrum, step, dense, weight) in enumerate(layers_of):
-        energy = spectrum.detach().double().cpu().square()
-        gain = energy / energy.sum().clamp(min=torch.finfo(torch.float64).tiny)
-        density = weight * gain[1 : max(1, int(dense / step + 1e-9))] / step
-        layers.append(torch.full(density.shape, index))
-        densities.append(density)
-    return torch.cat(layers), torch.cat(densities)
+def _errors(spectrum: Float[Tensor, " rank"], choices: Sequence[Choice]) -> list[float]:
+    """What each rank leaves of ||W||^2."""
+    energy = spectrum.detach().double().cpu().square()
+    rest = torch.cat([energy.flip(0).cumsum(0).flip(0), energy.new_zeros(1)])
+    rest /= rest[0].clamp(min=torch.finfo(torch.float64).tiny)
+    return rest[torch.tensor([min(choice.rank, len(energy)) for choice in choices])].tolist()
+
+
+def _hull(layer: int, costs: Sequence[float], errors: Sequence[float]) -> Iterator[_Step]:
+    """Steps between the corners of the lower convex hull, from the first choice on: of descending gain per cost."""
+
+    def density(start: int, end: int) -> float:
+        return (errors[start] - errors[end]) / (costs[end] - costs[start])
+
+    corners = [0]
+    for i in range(1, len(costs)):
+        while len(corners) > 1 and density(corners[-1], i) > density(corners[-2], corners[-1]):
+            corners.pop()
+        corners.append(i)
+    for start, end in itertools.pairwise(corners):
+        yield _Step(density(start, end), layer, end)

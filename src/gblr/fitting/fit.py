@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gblr.fitting.allocate import Choice
 from gblr.fitting.config import Config
 from gblr.matrices.base import StructuredMatrix
 
@@ -33,6 +34,14 @@ def fit_batch(
 def num_ticks(config: Config) -> int:
     """How often `fit_batch` calls its `tick` for this config."""
     return 0
+
+
+@functools.singledispatch
+def rank_choices(config: Config, shape: tuple[int, int]) -> list[Choice]:
+    """Ranks that a matrix in this format may be given, and their costs, from rank 1 on: what global budgets reckon
+    with. Formats that are more than low rank are taken for that.
+    """
+    return [Choice(rank, rank * sum(shape)) for rank in range(1, min(shape) + 1)]
 
 
 def fit(

@@ -4,12 +4,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gblr.fitting.allocate import Choice
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.config import GaudiConfig
 from gblr.fitting.correlation import correlation_start
 from gblr.fitting.descent import descend, element_worth, trim
-from gblr.fitting.fit import Tick, fit_batch, num_ticks
-from gblr.fitting.gauge import even_block, triangular_blocks, triangular_rank
+from gblr.fitting.fit import Tick, fit_batch, num_ticks, rank_choices
+from gblr.fitting.gauge import even_block, triangular_blocks, triangular_cost, triangular_rank
 from gblr.fitting.gradient import refine_by_gradient
 from gblr.fitting.metric import Metric, make_metric
 from gblr.fitting.svd import balance, squared_error, weighted_svd
@@ -50,6 +51,18 @@ def _(
     return list(_fit(config, weight, gram, budget, None, _num_steps(config), tick))
 
 
+@rank_choices.register
+def _(config: GaudiConfig, shape: tuple[int, int]) -> list[Choice]:
+    """Rank 1, then whole blocks: in triangular form, where a rank costs the less the higher it is."""
+    r, align = config.block_rank, config.align
+    blocks = range(1, (config.num_blocks or min(shape) // r) + 1)
+    if config.refine == "descent" and _can_be_triangular(config, shape):
+        whole = [Choice(r * count, triangular_cost(r * count, shape, r, align)) for count in blocks]
+    else:
+        whole = [Choice(r * count, r * count * sum(shape)) for count in blocks]
+    return [Choice(1, sum(shape)), *(choice for choice in whole if choice.rank > 1)]
+
+
 def refit_batch(
     config: GaudiConfig,
     weight: Float[Tensor, "b out in"],
@@ -83,7 +96,7 @@ def _fit(
     else:
         blocks = trim(blocks, element_worth(blocks, metric), budget, config.align)
     candidates = [_svd_blocks(config, u, v, budget), blocks]
-    if config.refine == "descent" and all(n % config.align == 0 for n in weight.shape[1:]):
+    if config.refine == "descent" and _can_be_triangular(config, (weight.shape[1], weight.shape[2])):
         triangular = _triangular_blocks(config, u, v, budget)
         candidates += [triangular, _with_rest(config, weight, metric, triangular, u, v, budget, price, steps)]
     blocks = _best(weight, gram, candidates, budget, config.max_growth)
@@ -144,6 +157,10 @@ def _triangular_blocks(config: GaudiConfig, u: Tensor, v: Tensor, budget: Tensor
     product = (u * keep).double().mT @ v.double()
     blocks = triangular_blocks(product, rank, config.block_rank, config.align, max(1, max(ranks) // config.block_rank))
     return Blocks(blocks.u.to(u.dtype), blocks.v.to(v.dtype), **blocks.intervals())
+
+
+def _can_be_triangular(config: GaudiConfig, shape: tuple[int, int]) -> bool:
+    return all(n % config.align == 0 for n in shape)
 
 
 def _with_rest(
