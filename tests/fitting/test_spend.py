@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.descent import refit
@@ -84,3 +85,15 @@ def test_a_single_block_of_even_worth_is_shortened_not_dropped(shape, align):
 def test_a_block_of_no_worth_is_dropped():
     blocks = Blocks.full(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8), torch.ones(1, dtype=torch.long))
     assert int(trim(blocks, element_worth(blocks, make_metric(None, 1)), torch.tensor([20.0]), 1).cost()) == 0
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_no_value_is_read_on_the_host(weighted):
+    """A GPU would have to wait for each. Fake tensors have none, and raise."""
+    with FakeTensorMode():
+        weight, budget = torch.randn(2, 12, 8), torch.full((2,), 60.0)
+        contents = (torch.randn(2, 3, 4, n) for n in (12, 8))
+        metric = make_metric(torch.randn(2, 8, 8) if weighted else None, 4)
+        blocks = Blocks.full(*contents, torch.tensor([3, 2]))
+        cut = trim(blocks, element_worth(blocks, metric), budget, 4)
+        assert widen(weight, metric, cut, budget, 4).row_size.shape == (2, 3)
