@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gblr.fitting.allocate import allocate
+from gblr.fitting.allocate import allocate, rank_costs
+from gblr.fitting.config import GaudiConfig, LowRankConfig
 from tests.helpers import raises_value_error
 
 LAYERS = st.lists(st.tuples(st.integers(0, 99), st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=3)
@@ -50,6 +51,15 @@ def test_energy_goes_before_size_and_positions_count():
     assert allocate([100 * steep, flat], [10, 10], [80, 80], total=90) == [10.0, 80.0]
     # the same layer at four times the positions: each rank costs four times as much
     assert allocate([flat, flat], [40, 10], [320, 80], total=120) == [40.0, 80.0]
+
+
+def test_ranks_of_blocks_become_cheaper_and_are_taken_in_order():
+    """r ranks cost r (m + n - r + 1): a flat spectrum is worth going on with, where low rank would stop at half."""
+    blocks, low_rank = (rank_costs(config(0.5), (6, 4)) for config in (GaudiConfig, LowRankConfig))
+    assert blocks.tolist() == [10, 8, 6, 4] and low_rank.tolist() == [10] * 4
+    flat, steep = torch.ones(4), torch.tensor([1.0, 0.5, 0.1, 0.05])
+    assert allocate([flat, steep], [blocks, blocks], [24, 24], total=38) == [24.0, 10.0]  # 28 would be above dense
+    assert allocate([flat, steep], [low_rank, low_rank], [24, 24], total=38) == [20.0, 10.0]
 
 
 def test_no_layer_costs_more_than_dense():

@@ -16,7 +16,7 @@ from gblr.conversion.replace import replace_layer
 from gblr.conversion.report import Report, Row
 from gblr.conversion.sensitivity import collect_sensitivity, row_factors
 from gblr.conversion.sources import Source, Uses, check_weights, read_source, reason_against
-from gblr.fitting.allocate import allocate
+from gblr.fitting.allocate import allocate, rank_costs
 from gblr.fitting.config import Config, GaudiConfig
 from gblr.fitting.fit import Tick, few_threads, fit_batch, num_ticks, prepare_gram
 from gblr.fitting.svd import squared_error, weighted_svd
@@ -170,7 +170,7 @@ def set_budgets(config: Config, jobs: Sequence[Job]) -> None:
         gram = None if job.gram is None else prepare_gram(job.gram[None])
         spectra.append(weighted_svd(_weighted(job)[None], gram)[1][0])
         importance.append(_importance(job, spectra[-1]))
-    step_costs = [job.positions * float(sum(job.weight.shape)) for job in jobs]
+    step_costs = [job.positions * rank_costs(config, (job.weight.shape[0], job.weight.shape[1])) for job in jobs]
     dense_costs = [float(job.positions * job.dense_mults) for job in jobs]
     total = config.relative_cost * sum(dense_costs)
     for job, budget in zip(jobs, allocate(spectra, step_costs, dense_costs, total, importance), strict=True):

@@ -78,22 +78,22 @@ def widen(weight: Float[Tensor, "b out in"], metric: Metric, blocks: Blocks, bud
     Trimming ends below its budget, as a price one step lower would take several runs of elements at once. Contents are
     zero where blocks are new: `refit` fills them. Dead blocks stay dead, and nothing grows that would not gain.
     """
-    gains = _gains(weight, metric, blocks)
+    lengths = weight.shape[1:]
+    gains = [_running_sums(gain, align) for gain in _gains(weight, metric, blocks)]
     starts, sizes = [blocks.row_start, blocks.col_start], [blocks.row_size, blocks.col_size]
     least = _LEAST_GAIN * (metric.times(weight) * weight).sum((1, 2))
     for share in _SHARES:
         left = budget.double() - Blocks(blocks.u, blocks.v, starts[0], sizes[0], starts[1], sizes[1]).cost()
         cells = (left / (blocks.block_rank * align) + 1e-6).floor().clamp(min=0)
         cells = (share * cells).ceil().long()
-        ways = [_extensions(*side, cells, align) for side in zip(gains, starts, sizes, strict=True)]
-        # ways: gain and cells of lengthening each interval at its end, and at its start: (b, k, 2) each
-        gain = torch.stack([way[0] for way in ways], 1)  # (b, side, k, end)
+        ways = [_extensions(*side, cells, align) for side in zip(gains, starts, sizes, lengths, strict=True)]
+        gain = torch.stack([gain for gain, _ in ways], 1)  # (b, side, k, end)
         best, index = gain.flatten(1).max(1)
         chosen = torch.zeros_like(gain.flatten(1), dtype=torch.bool).scatter(1, index[:, None], True).view_as(gain)
         chosen &= (best > least)[:, None, None, None]
         for i, (_, count) in enumerate(ways):
             grown = align * count * chosen[:, i]  # (b, k, end)
-            starts[i] = (starts[i] - grown[..., 1]) % gains[i].shape[-1]
+            starts[i] = (starts[i] - grown[..., 1]) % lengths[i]
             sizes[i] = sizes[i] + grown.sum(-1)
     return Blocks(blocks.u, blocks.v, starts[0], sizes[0], starts[1], sizes[1])
 
@@ -119,23 +119,27 @@ def _gains(weight: Tensor, metric: Metric, blocks: Blocks) -> tuple[Float[Tensor
     return rows * outside[0], cols / metric.importance * outside[1]
 
 
+def _running_sums(gain: Float[Tensor, "b k n"], align: int) -> Float[Tensor, "b k cells"]:
+    """Over cells of `align` elements, twice around the axis, from 0."""
+    num_cells = gain.shape[-1] // align
+    cells = gain[..., : num_cells * align].unflatten(-1, (num_cells, align)).sum(-1)
+    return torch.nn.functional.pad(torch.cat([cells, cells], -1).double().cumsum(-1), (1, 0))
+
+
 def _extensions(
-    gain: Float[Tensor, "b k n"], start: Int[Tensor, "b k"], size: Int[Tensor, "b k"], cells: Int[Tensor, " b"],
-    align: int,
+    gains: Float[Tensor, "b k cells"], start: Int[Tensor, "b k"], size: Int[Tensor, "b k"], length: int,
+    cells: Int[Tensor, " b"], align: int,
 ) -> tuple[Float[Tensor, "b k 2"], Int[Tensor, "b k 2"]]:  # fmt: skip
     """Gain and length, in cells of `align`, of lengthening each interval by at most `cells`: after its end, and before
     its start.
 
     Where `align` does not divide the axis, intervals do not wrap.
     """
-    length, num_cells = gain.shape[-1], gain.shape[-1] // align
+    num_cells = length // align
     first, last = start // align, (start + size) // align
-    room = torch.full_like(first, num_cells) - size // align
-    space = torch.stack([room, room], -1) if num_cells * align == length else torch.stack([num_cells - last, first], -1)
+    room = num_cells - size // align
+    space = torch.stack([room, room] if num_cells * align == length else [num_cells - last, first], -1)
     space = space.clamp(min=0) * ((size > 0) & (size < length))[..., None]
     count = torch.minimum(space, cells[:, None, None])
-    per_cell = gain[..., : num_cells * align].unflatten(-1, (num_cells, align)).sum(-1)
-    total = torch.nn.functional.pad(torch.cat([per_cell, per_cell], -1).double().cumsum(-1), (1, 0))
-    begin = torch.stack([last % max(1, num_cells), first + num_cells], -1)
-    begin[..., 1] -= count[..., 1]
-    return total.gather(-1, begin + count) - total.gather(-1, begin), count
+    begin = torch.stack([last % max(1, num_cells), first + num_cells - count[..., 1]], -1)
+    return gains.gather(-1, begin + count) - gains.gather(-1, begin), count
