@@ -192,6 +192,14 @@ def test_global_allocation_keeps_the_total_and_spends_it_where_it_helps(config):
     assert "global" in str(spread)
 
 
+@pytest.mark.parametrize("allocation", ["uniform", "global"])
+def test_a_model_of_blocks_spends_what_it_was_given(allocation):
+    """As low rank does: what a fit leaves is less than its smallest block, and steps of ranks are small here."""
+    model = nn.Sequential(nn.Linear(48, 96), nn.ReLU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, 48))
+    report = convert_(model, GaudiConfig(0.4, allocation, block_rank=4, steps=2))
+    assert 0.4 - 0.01 < report.relative_cost <= 0.4
+
+
 def test_global_allocation_weighs_layers_by_their_positions(generator):
     class Model(nn.Module):
         """The first layer is applied to ten times as many vectors as the second."""

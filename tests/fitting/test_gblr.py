@@ -86,7 +86,20 @@ def test_blocks_of_high_rank_use_the_budget_and_beat_the_svd(weighted, generator
         low_rank = fit(weight, LowRankConfig(cost), None if gram is None else gram[0])
         ours, other = (float(squared_error((weight - m.to_dense())[None], gram)) for m in (found, low_rank))
         assert ours < other
-        assert 0.9 * cost < found.relative_cost <= cost
+        assert 0.999 * cost < found.relative_cost <= cost
+
+
+@pytest.mark.parametrize("block_rank, align", [(1, 1), (1, 8), (8, 1), (8, 8)])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", [(48, 64), (64, 40)])
+def test_a_fit_leaves_less_of_its_budget_than_the_smallest_block_costs(block_rank, align, weighted, shape, generator):
+    """In a batch of budgets between less than one whole block and many."""
+    weight = torch.stack([random_weight(*shape, decay, generator) for decay in (1.0, 0.97, 0.9, 0.97)])
+    gram = random_gram(4, shape[1], generator) if weighted else None
+    budget = [share * weight[0].numel() for share in (0.2, 0.33, 0.5, 0.71)]
+    found = fit_all(GaudiConfig(0.5, block_rank=block_rank, align=align, steps=3), weight, gram, budget)
+    left = [mults - matrix.num_mults for mults, matrix in zip(budget, found, strict=True)]
+    assert all(0 <= rest < 2 * block_rank * align for rest in left), left
 
 
 @pytest.mark.parametrize("init", INITS)

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gblr.fitting.intervals import best_interval, interval_mask
+from gblr.fitting.intervals import best_interval, best_window, interval_mask
 
 GAINS = st.lists(st.integers(0, 9), min_size=1, max_size=9)
 PRICES = st.sampled_from([0.0, 0.5, 2.5, 4.5, 8.5, 20.0])
@@ -31,6 +31,16 @@ def test_no_interval_is_better(gains, price, align):
     best = max(value(gain, price, *place) for place in places)
     assert abs(value(gain, price, start, size) - best) < 1e-9
     assert size > 0 or best <= 1e-9
+
+
+@given(GAINS, st.integers(1, 9), st.integers(1, 4))
+def test_no_window_of_that_size_is_better(gains, num_cells, align):
+    gain = torch.tensor(gains, dtype=torch.float64)
+    start, size = (int(t) for t in best_window(gain, torch.tensor(num_cells), align))
+    places = [place for place in allowed(len(gain), align) if place[1] == size]
+    assert size == min(num_cells, len(gain) // align) * align or (len(gain) < align and size == len(gain))
+    assert (start, size) in places
+    assert value(gain, 0.0, start, size) == max(value(gain, 0.0, *place) for place in places)
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=6, max_size=6), min_size=1, max_size=4), st.integers(1, 4))

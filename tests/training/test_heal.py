@@ -73,10 +73,12 @@ def test_blocks_stay_where_they_are_unless_they_are_free(structure):
         found = [layer.structure for layer in structured_layers(model).values()]
         return [gblr.boxcar_mask(s.col_width[s.live], s.col_location[s.live], 32) for s in found]
 
-    before = masks()
+    before, spent = masks(), mults(model)
     gblr.heal_(model, teacher, batches, structure=structure)
-    stayed = all(torch.equal(old, new) for old, new in zip(before, masks(), strict=True))
+    before_and_after = zip(before, masks(), strict=True)
+    stayed = all(old.shape == new.shape and torch.equal(old, new) for old, new in before_and_after)
     assert stayed == (structure == "frozen")
+    assert all(spent[name] - 2 < found <= spent[name] for name, found in mults(model).items())
 
 
 def test_matrices_of_one_shape_and_input_are_refitted_together_as_if_alone(monkeypatch):

@@ -18,11 +18,11 @@ from torch import Tensor
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.intervals import best_interval, interval_mask
 from gblr.fitting.metric import Metric
+from gblr.fitting.solve import divide, factor_of
+from gblr.fitting.spend import trim, widen
 
-_JITTER = 1e-6  # of the mean diagonal: keeps a block whose rows have become dependent solvable
 _RAMP = 0.5  # share of the sweeps in which the budget falls; 0.3 to 0.7 made no difference
 _PRICE_POWER = 0.5  # how the price follows the cost: 0 to 1 made little difference, as trimming does the exact part
-_BISECTIONS = 20
 _FINAL_REFITS = 2
 
 
@@ -54,7 +54,8 @@ def descend(
         blocks.copy_(trim(blocks, worth, target, align))
         price *= (cost / target).clamp(0.5, 2.0) ** _PRICE_POWER
         on_sweep()
-    return refit(weight, metric, state.blocks, _FINAL_REFITS)
+    settled = refit(weight, metric, state.blocks, 1)
+    return refit(weight, metric, widen(weight, metric, settled, budget, align), _FINAL_REFITS)
 
 
 def refit(weight: Tensor, metric: Metric, blocks: Blocks, sweeps: int) -> Blocks:
@@ -120,40 +121,6 @@ class _Visits:
         return graph
 
 
-def trim(blocks: Blocks, worth: tuple[Tensor, Tensor], budget: Float[Tensor, " b"], align: int) -> Blocks:
-    """Shortens the intervals, where their contents matter least, until the cost is at most `budget`.
-
-    `worth` says for rows and for columns what the error loses by each element of each block, (b, k, out) and (b, k,
-    in). Each interval keeps its best part at the one price per element that meets the budget, found by bisection.
-    """
-    inside = (
-        interval_mask(blocks.row_start, blocks.row_size, blocks.u.shape[-1]),
-        interval_mask(blocks.col_start, blocks.col_size, blocks.v.shape[-1]),
-    )
-    row_worth, col_worth = (w * i / blocks.block_rank for w, i in zip(worth, inside, strict=True))
-
-    def at(price: Tensor) -> Blocks:
-        prices = price[:, None].expand(blocks.live.shape)
-        row_start, row_size = best_interval(row_worth, prices, align)
-        col_start, col_size = best_interval(col_worth, prices, align)
-        return Blocks(blocks.u, blocks.v, row_start, row_size, col_start, col_size)
-
-    low, high = torch.zeros_like(budget), torch.maximum(row_worth.amax((1, 2)), col_worth.amax((1, 2))).to(budget) * 2
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        over = at(middle).cost() > budget
-        low, high = torch.where(over, middle, low), torch.where(over, high, middle)
-    return blocks.where(blocks.cost() <= budget, at(high)).masked()
-
-
-def element_worth(blocks: Blocks, metric: Metric) -> tuple[Float[Tensor, "b k out"], Float[Tensor, "b k in"]]:
-    """Of contents as they stand: u_i^T (V G V^T) u_i for rows, exactly; v_j^T (U U^T) v_j G_jj for columns."""
-    weighted = metric.times(blocks.v.flatten(1, 2)).view_as(blocks.v)
-    rows = torch.einsum("bkrm,bkrs,bksm->bkm", blocks.u, weighted @ blocks.v.mT, blocks.u)
-    cols = torch.einsum("bkrn,bkrs,bksn->bkn", blocks.v, blocks.u @ blocks.u.mT, blocks.v)
-    return rows, cols * metric.importance
-
-
 def _update(state: _State, k: int | Tensor, metric: Metric, align: int, longest: int = 0) -> None:
     """Gives block k its best columns for its rows, then its best rows for those columns.
 
@@ -163,8 +130,8 @@ def _update(state: _State, k: int | Tensor, metric: Metric, align: int, longest:
     blocks, residual, price = state.blocks, state.residual, state.price
     u, v = _at(blocks.u, k), _at(blocks.v, k)  # (b, r, out), (b, r, in)
     target = _add_(residual, u, v)  # what block k has to explain
-    factor = _factor(u, u)
-    wanted = _divide(factor, u @ target)
+    factor = factor_of(u, u)
+    wanted = divide(factor, u @ target)
     if price is None:
         content = metric.restrict(wanted, _at(blocks.col_start, k), _at(blocks.col_size, k), longest)
         col_worth = content.square().sum(1)
@@ -172,11 +139,11 @@ def _update(state: _State, k: int | Tensor, metric: Metric, align: int, longest:
         content, start, size, col_worth = metric.project(wanted, price * blocks.block_rank, align)
         _put(blocks.col_start, k, start)
         _put(blocks.col_size, k, size)
-    v = _divide(factor, content, transposed=True)
+    v = divide(factor, content, transposed=True)
 
     weighted = metric.times(v)
-    factor = _factor(weighted, v)
-    wanted = _divide(factor, (target @ weighted.mT).mT)  # weighted @ target.mT is slower for a single row
+    factor = factor_of(weighted, v)
+    wanted = divide(factor, (target @ weighted.mT).mT)  # weighted @ target.mT is slower for a single row
     row_worth = wanted.square().sum(1)
     if price is not None:
         start, size = best_interval(row_worth, price * blocks.block_rank, align)
@@ -184,7 +151,7 @@ def _update(state: _State, k: int | Tensor, metric: Metric, align: int, longest:
         _put(blocks.row_size, k, size)
     row_size = _at(blocks.row_size, k)
     inside = interval_mask(_at(blocks.row_start, k), row_size, wanted.shape[-1])
-    u = _divide(factor, wanted * inside[:, None], transposed=True)
+    u = divide(factor, wanted * inside[:, None], transposed=True)
 
     live = ((row_size > 0) & (_at(blocks.col_size, k) > 0))[:, None, None]
     u, v = u * live, v * live
@@ -209,30 +176,6 @@ def _add_(
 ) -> Tensor:
     """Adds u^T v in place."""
     return to.addcmul_(u.mT, v, value=sign) if u.shape[1] == 1 else to.baddbmm_(u.mT, v, alpha=sign)
-
-
-def _factor(a: Float[Tensor, "b r n"], b: Float[Tensor, "b r n"]) -> Float[Tensor, "b r r"]:
-    """Cholesky factor of a b^T, symmetric and positive up to rounding; in float64, as rows may be nearly dependent.
-
-    Whether there is one is not asked, for which a GPU would have to wait: NaN in a fit makes another one the best.
-    """
-    if a.shape[1] == 1:
-        return (a * b).sum(2, keepdim=True).clamp(min=1e-30).sqrt()
-    gram = a.double() @ b.double().mT
-    gram = (gram + gram.mT) / 2
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    jitter = _JITTER * diagonal.mean(-1, keepdim=True).clamp(min=0) + 1e-30
-    factor, _ = torch.linalg.cholesky_ex(gram + torch.diag_embed(jitter.expand_as(diagonal)))
-    return factor.to(a.dtype)
-
-
-def _divide(factor: Float[Tensor, "b r r"], x: Float[Tensor, "b r n"], transposed: bool = False) -> Tensor:
-    """factor^-1 x, or factor^-T x, for a lower triangular factor; no LAPACK for rank 1, where a call costs most of
-    it.
-    """
-    if factor.shape[1] == 1:
-        return x / factor
-    return torch.linalg.solve_triangular(factor.mT if transposed else factor, x, upper=transposed)
 
 
 def _seed_dead(blocks: Blocks, residual: Tensor) -> None:

@@ -8,11 +8,12 @@ from gblr.fitting.allocate import Choice
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.config import GaudiConfig
 from gblr.fitting.correlation import correlation_start
-from gblr.fitting.descent import descend, element_worth, trim
+from gblr.fitting.descent import descend, refit
 from gblr.fitting.fit import Tick, fit_batch, num_ticks, rank_choices
 from gblr.fitting.gauge import even_block, triangular_blocks, triangular_cost, triangular_rank
 from gblr.fitting.gradient import refine_by_gradient
 from gblr.fitting.metric import Metric, make_metric
+from gblr.fitting.spend import element_worth, trim
 from gblr.fitting.svd import balance, squared_error, weighted_svd
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.gblr import GBLRMatrix
@@ -95,10 +96,12 @@ def _fit(
         blocks = descend(weight, metric, blocks, budget, price, steps, config.align, tick)
     else:
         blocks = trim(blocks, element_worth(blocks, metric), budget, config.align)
-    candidates = [_svd_blocks(config, u, v, budget), blocks]
-    if config.refine == "descent" and _can_be_triangular(config, (weight.shape[1], weight.shape[2])):
-        triangular = _triangular_blocks(config, u, v, budget)
-        candidates += [triangular, _with_rest(config, weight, metric, triangular, u, v, budget, price, steps)]
+    svd = _svd_blocks(config, u, v, budget)
+    candidates = [svd, blocks]
+    if config.refine == "descent":
+        aligned = _can_be_triangular(config, (weight.shape[1], weight.shape[2]))
+        low_rank = _triangular_blocks(config, u, v, budget) if aligned else svd
+        candidates += [low_rank, _with_rest(config, weight, metric, low_rank, u, v, budget, steps)]
     blocks = _best(weight, gram, candidates, budget, config.max_growth)
     blocks.u, blocks.v = even_block(blocks.u, blocks.v)
     return blocks.to_matrices()
@@ -165,7 +168,7 @@ def _can_be_triangular(config: GaudiConfig, shape: tuple[int, int]) -> bool:
 
 def _with_rest(
     config: GaudiConfig, weight: Tensor, metric: Metric, blocks: Blocks, u: Tensor, v: Tensor, budget: Tensor,
-    price: Tensor, steps: int,
+    steps: int,
 ) -> Blocks:  # fmt: skip
     """What the budget leaves over, spent on one more block, of the intervals that explain most of what is missing.
 
@@ -179,8 +182,11 @@ def _with_rest(
     rest = budget - blocks.cost()
     possible = (rest >= smallest) & (num_live < _most_blocks(config, u, v))
     missing = weight - blocks.product()
-    found = descend(missing, metric, start, rest.clamp(min=smallest), price, steps, config.align)
-    return blocks.beside(found.where(possible, Blocks.full(next_u, next_v, torch.zeros_like(num_live))))
+    # At no price: that of the others is too high for what is left, and trimming alone meets the budget.
+    free = weight.new_zeros(len(weight))
+    found = descend(missing, metric, start, rest.clamp(min=smallest), free, steps, config.align)
+    whole = blocks.beside(found.where(possible, Blocks.full(next_u, next_v, torch.zeros_like(num_live))))
+    return refit(weight, metric, whole, 1)
 
 
 def _best(weight: Tensor, gram: Tensor | None, candidates: list[Blocks], budget: Tensor, max_growth: float) -> Blocks:

@@ -10,9 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gblr.fitting.blocks import Blocks
-from gblr.fitting.descent import element_worth, refit, trim
+from gblr.fitting.descent import refit
 from gblr.fitting.fit import Tick
 from gblr.fitting.metric import Metric
+from gblr.fitting.spend import element_worth, trim, widen
 from gblr.ops.masked_content import masked_content
 from gblr.ops.masks import round_ste
 from gblr.ops.prox import soft_shrink
@@ -67,9 +68,8 @@ def refine_by_gradient(
         sizes = [round_ste(width[:, i] * axes[i], align, axes[i]).long() for i in range(2)]
         starts = [round_ste(location[:, i] * axes[i], align, axes[i]).long() % axes[i] for i in range(2)]
         result = Blocks(u.detach(), v.detach(), starts[0], sizes[0], starts[1], sizes[1]).masked()
-        ends = [
-            refit(weight, metric, trim(b, element_worth(b, metric), budget, align), sweeps=2) for b in (result, blocks)
-        ]
+        cut = [refit(weight, metric, trim(b, element_worth(b, metric), budget, align), 1) for b in (result, blocks)]
+        ends = [refit(weight, metric, widen(weight, metric, b, budget, align), 2) for b in cut]
         error, start_error = ((metric.times(e) * e).sum((1, 2)) for e in (weight - b.product() for b in ends))
         return ends[0].where(error <= start_error, ends[1])
 

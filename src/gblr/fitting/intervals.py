@@ -37,6 +37,27 @@ def best_interval(
     return start.masked_fill(full, 0), size.masked_fill(full, length)
 
 
+def best_window(
+    gain: Float[Tensor, "*k length"], num_cells: Int[Tensor, "*k"], align: int = 1
+) -> tuple[Int[Tensor, "*k"], Int[Tensor, "*k"]]:
+    """Start and size of the interval of that many cells of `align` elements with the largest sum of gains.
+
+    >>> best_window(torch.tensor([3.0, 0.5, 0.0, 2.0]), torch.tensor(2))
+    (tensor(3), tensor(2))
+    """
+    length, most = gain.shape[-1], gain.shape[-1] // align
+    if most == 0:
+        return torch.zeros_like(num_cells), torch.full_like(num_cells, length)
+    num_cells = num_cells.clamp(1, most)
+    cells = gain[..., : most * align].unflatten(-1, (most, align)).sum(-1)
+    total = torch.nn.functional.pad(torch.cat([cells, cells], -1).cumsum(-1), (1, 0))  # (*k, 2 most + 1)
+    end = torch.arange(most, device=gain.device) + num_cells[..., None]
+    value = total.gather(-1, end) - total[..., :most]
+    if most * align < length:
+        value = value.masked_fill(end > most, -torch.inf)  # would not wrap on a multiple of align
+    return value.argmax(-1) * align, num_cells * align
+
+
 def _best_run(value: Tensor, cyclic: bool) -> tuple[Tensor, Tensor]:
     """Kadane's maximum subarray by running minima of the prefix sums; a wrapping run is the complement of a minimum
     one.
