@@ -75,10 +75,10 @@ def test_totals_that_cannot_be_met_are_refused():
         allocate([torch.ones(4), torch.ones(4)], equal_steps([1], 4), [4, 4], total=8)
 
 
-def test_ranks_that_pay_only_together_are_taken_together():
-    """A flat spectrum in triangular form: the first ranks are dear, the last cheap. Better one layer whole than both
-    in part."""
-    flat, costs = torch.ones(8), [triangular_cost(r, (8, 8), 1, 1) for r in range(1, 9)]
-    choices = [Choice(r, cost) for r, cost in enumerate(costs, 1)]
-    budgets = allocate([flat, flat], [choices, choices], [costs[-1]] * 2, total=costs[-1] + costs[1])
-    assert sorted(budgets) == [costs[1], costs[-1]]
+def test_layers_whose_ranks_grow_cheaper_are_given_more():
+    """Of equal spectra, that in triangular form can use more."""
+    falling = torch.linspace(1, 0.8, 8)
+    triangular = [Choice(r, triangular_cost(r, (8, 8), 1, 1)) for r in range(1, 9)]
+    plain = [Choice(r, 16 * r) for r in range(1, 9)]
+    budgets = allocate([falling, falling], [triangular, plain], [72, 72], total=72 + 16)
+    assert budgets[0] > budgets[1] and sum(budgets) <= 88

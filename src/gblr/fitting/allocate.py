@@ -1,6 +1,6 @@
 """How much each layer of a model may cost, so that a given total is spent where it lowers the error most."""
 
-import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ class Choice(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """From one choice of a layer to a later one."""
+    """To a choice of a layer from the one before it."""
 
     density: float  # error that goes, per multiplication
     layer: int
@@ -36,10 +36,9 @@ def allocate(
     errors, each times the layer's `importance` where that is given, with costs that add up to at most `total`; no layer
     may cost more than dense.
 
-    Steps are taken in the order of gain per multiplication, which is exact for the cost that they reach. Where higher
-    ranks are cheaper than lower ones (triangular factors), several steps may only pay together: a layer then goes
-    straight to the next corner of the lower convex hull of its errors over costs. What is left over goes to layers
-    whose next choices still fit.
+    Steps from choice to choice are taken in the order of gain per multiplication: exact for the cost that they reach
+    where all steps of a layer cost the same, as spectra descend. Where later ranks are cheaper (triangular factors),
+    they come after the dear ones that they need. What is left over goes to layers whose next choices still fit.
 
     >>> steps = [Choice(1, 10), Choice(2, 20)]
     >>> allocate([torch.tensor([3.0, 0.1]), torch.tensor([2.0, 2.0])], [steps, steps], [20, 20], total=30)
@@ -64,17 +63,12 @@ def allocate(
     weights = importance or [1.0] * len(costs)
     for layer, (spectrum, of_layer, weight) in enumerate(zip(spectra, choices, weights, strict=True)):
         errors = [weight * error for error in _errors(spectrum, of_layer[: len(costs[layer])])]
-        steps += _hull(layer, costs[layer], errors)
+        steps += _steps(layer, costs[layer], errors)
     steps.sort(key=lambda step: -step.density)  # stable: those of one layer stay in their order
     for step in steps:
-        price = costs[step.layer][step.choice] - costs[step.layer][taken[step.layer]]
-        if price <= left:
+        price = costs[step.layer][step.choice] - costs[step.layer][step.choice - 1]
+        if taken[step.layer] == step.choice - 1 and price <= left:
             taken[step.layer], left = step.choice, left - price
-    for step in steps:  # those that did not fit: as far as the rest goes
-        mine = costs[step.layer]
-        while taken[step.layer] + 1 < len(mine) and mine[taken[step.layer] + 1] - mine[taken[step.layer]] <= left:
-            left -= mine[taken[step.layer] + 1] - mine[taken[step.layer]]
-            taken[step.layer] += 1
     return [mine[choice] for mine, choice in zip(costs, taken, strict=True)]
 
 
@@ -86,16 +80,9 @@ def _errors(spectrum: Float[Tensor, " rank"], choices: Sequence[Choice]) -> list
     return rest[torch.tensor([min(choice.rank, len(energy)) for choice in choices])].tolist()
 
 
-def _hull(layer: int, costs: Sequence[float], errors: Sequence[float]) -> Iterator[_Step]:
-    """Steps between the corners of the lower convex hull, from the first choice on: of descending gain per cost."""
-
-    def density(start: int, end: int) -> float:
-        return (errors[start] - errors[end]) / (costs[end] - costs[start])
-
-    corners = [0]
+def _steps(layer: int, costs: Sequence[float], errors: Sequence[float]) -> Iterator[_Step]:
+    """From each choice to the next: by what they gain per cost, but never more than those before them."""
+    density = math.inf
     for i in range(1, len(costs)):
-        while len(corners) > 1 and density(corners[-1], i) > density(corners[-2], corners[-1]):
-            corners.pop()
-        corners.append(i)
-    for start, end in itertools.pairwise(corners):
-        yield _Step(density(start, end), layer, end)
+        density = min(density, (errors[i - 1] - errors[i]) / (costs[i] - costs[i - 1]))
+        yield _Step(density, layer, i)
