@@ -3,8 +3,8 @@
 Minimises ||W - sum_k u_k^T v_k||^2 + price * cost. With the other blocks fixed and u_k given, the best v_k on *any*
 interval of columns is known in closed form, so the best interval is found by search (`intervals.py`, `metric.py`);
 then the rows likewise. After each sweep over the blocks the intervals are trimmed to a budget that falls to its
-target over the first half of the sweeps. It is faster and better than AdamW on Gaudi masks (`gradient.py`):
-docs/fitting.md has the figures.
+target over the first half of the sweeps, and at the end widened to it again (`spend.py`). It is faster and better than
+AdamW on Gaudi masks (`gradient.py`): docs/fitting.md has the figures.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def descend(
     align: int = 1,
     on_sweep: Callable[[], None] = lambda: None,
 ) -> Blocks:
-    """Improves `blocks` and brings their cost down to `budget`. Blocks that are dead are seeded from the residual."""
+    """Improves `blocks` and brings their cost to `budget`. Blocks that are dead are seeded from the residual."""
     price = price.clone()
     state = _State(blocks.clone(), torch.empty_like(weight), price)
     visit = _Visits(state, metric, align)
