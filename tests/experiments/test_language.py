@@ -72,7 +72,7 @@ def test_recipes_know_their_names_and_the_order_of_their_runs(name):
 
 def test_a_run_waits_for_the_fit_that_it_shares(tmp_path):
     recipe = smollm2_wikitext.RECIPE
-    tuned, first = "smollm2-gblr-1-global-tuned-0.5-seed0", "smollm2-gblr-1-global-0.5-seed0"
+    tuned, first = "smollm2-gblr-1-global-tuned-0.5-seed0", "smollm2-gblr-1-global-trainable-0.5-seed0"
     runs = {name: run for name, run in recipe.runs(1).items() if name in (tuned, first)}
     args = parse(recipe, LANGUAGE, ["--data", "x", "--model", "y", "--out", str(tmp_path)])
     sweep = Sweep(recipe, runs, args)

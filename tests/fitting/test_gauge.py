@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gblr.fitting.gauge import even_block, triangular_blocks, triangular_rank
+from gblr.fitting.gauge import even_block, triangular_blocks, triangular_cost, triangular_rank, turned_blocks
 
 
 def low_rank(rank: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
@@ -60,3 +60,21 @@ def test_even_blocks_have_orthogonal_rows_of_equal_norms(generator):
         products = side @ side.mT
         torch.testing.assert_close(products, torch.diag_embed(products.diagonal(dim1=-2, dim2=-1)), atol=1e-9, rtol=0)
     torch.testing.assert_close(a.norm(dim=-1), b.norm(dim=-1))
+
+
+@pytest.mark.parametrize(("block_rank", "align"), [(1, 1), (8, 1), (8, 16), (1, 4), (16, 16)])
+@pytest.mark.parametrize("shape", [(96, 96), (64, 160), (160, 64)])
+def test_turned_factors_are_no_larger_than_their_product(block_rank, align, shape, generator):
+    rank = triangular_rank(0.8 * shape[0] * shape[1], shape, block_rank, align, sides=1)
+    u, v = (torch.randn(2, min(shape), n, dtype=torch.float64, generator=generator) for n in shape)
+    ranks = torch.tensor([rank, rank // 2 // block_rank * block_rank])
+    blocks = turned_blocks(u, v, ranks, block_rank, align, rank // block_rank)
+    keep = (torch.arange(u.shape[1]) < ranks[:, None])[..., None]
+    product = (u * keep).mT @ v
+    torch.testing.assert_close(blocks.product(), product)
+    assert blocks.cost().tolist() == [triangular_cost(r, shape, block_rank, align, sides=1) for r in ranks.tolist()]
+    assert int(blocks.cost()[0]) < rank * sum(shape)
+    size = ((blocks.u @ blocks.u.mT) * (blocks.v @ blocks.v.mT)).sum((1, 2, 3)).sqrt()
+    torch.testing.assert_close(size, product.flatten(1).norm(dim=1))
+    for interval in blocks.intervals().values():
+        assert bool((interval % align == 0).all())

@@ -82,7 +82,8 @@ def test_blocks_of_high_rank_use_the_budget_and_beat_the_svd(weighted, generator
     weight = random_weight(160, 160, 0.98, generator)
     gram = random_gram(1, 160, generator) if weighted else None
     for cost in (0.45, 0.7):
-        found = fit(weight, GaudiConfig(cost, block_rank=8, steps=6), None if gram is None else gram[0])
+        config = GaudiConfig(cost, block_rank=8, steps=6, max_growth=300)
+        found = fit(weight, config, None if gram is None else gram[0])
         low_rank = fit(weight, LowRankConfig(cost), None if gram is None else gram[0])
         ours, other = (float(squared_error((weight - m.to_dense())[None], gram)) for m in (found, low_rank))
         assert ours < other

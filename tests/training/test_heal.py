@@ -86,7 +86,7 @@ def test_matrices_of_one_shape_and_input_are_refitted_together_as_if_alone(monke
     start = copy.deepcopy(teacher)
     gblr.convert_(start, gblr.GaudiConfig(0.4, steps=2), where=gblr.linear_layers(include=("self",)))
     sizes, fit = [], refit_parts._fit
-    monkeypatch.setattr(refit_parts, "_fit", lambda parts, structure: sizes.append(len(parts)) or fit(parts, structure))
+    monkeypatch.setattr(refit_parts, "_fit", lambda parts, *how: sizes.append(len(parts)) or fit(parts, *how))
     together, alone = copy.deepcopy(start), copy.deepcopy(start)
     gblr.heal_(together, teacher, batches, structure="free")
     assert sizes == [3, 3]  # query, key and value of two layers

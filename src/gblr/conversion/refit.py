@@ -18,6 +18,7 @@ from gblr.conversion.refit_parts import Freedom, Moments, Part, refit_parts
 from gblr.conversion.replace import replace_layer
 from gblr.conversion.sensitivity import collect_sensitivity
 from gblr.conversion.sources import read_source
+from gblr.fitting.config import TRAINABLE_GROWTH
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.split import SplitLinear
 from gblr.layers.structured import MatrixModule
@@ -45,6 +46,7 @@ def refit_layers_(
     skip: Sequence[str] = (),
     on_done: Callable[[list[Refitted]], None] = lambda layers: None,
     sensitivity: bool = False,
+    max_growth: float = TRAINABLE_GROWTH,
 ) -> list[Refitted]:
     """Refits every structured layer of `model` in the order in which they run; `teacher` is its dense original.
 
@@ -52,7 +54,8 @@ def refit_layers_(
     anew at the layer's present cost, as it always does for other formats. No layer becomes worse on these inputs.
     Models that are a chain of blocks are run block by block, with the hidden states of all batches in memory, twice.
     Layers named in `skip` stay; `on_done` is called with those that were given the same input, as they are done.
-    With `sensitivity`, errors count by how much the teacher's predictions depend on each output.
+    With `sensitivity`, errors count by how much the teacher's predictions depend on each output; `max_growth` is that
+    of `GaudiConfig`.
     Masks of Gaudi layers are folded into their contents first; they are sharp (sigma infinite) afterwards.
     """
     with undisturbed(model), undisturbed(teacher):
@@ -64,7 +67,7 @@ def refit_layers_(
         runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every)
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
-                found += _refit_set(model, teacher, names, _collect(*runs, names, tick), structure, rows)
+                found += _refit_set(model, teacher, names, _collect(*runs, names, tick), structure, rows, max_growth)
                 on_done(found[-len(names) :])
         return found
 
@@ -171,7 +174,7 @@ def _run(runs: BlockRuns, names: Sequence[str], number: int, register: Any, keep
 
 def _refit_set(
     model: nn.Module, teacher: nn.Module, names: Sequence[str], moments: dict[str, Moments], structure: Freedom,
-    sensitivity: Mapping[str, Tensor],
+    sensitivity: Mapping[str, Tensor], max_growth: float,
 ) -> list[Refitted]:  # fmt: skip
     """Layers with the same input, which can be fitted together."""
     layers: list[Any] = [model.get_submodule(name) for name in names]
@@ -179,7 +182,7 @@ def _refit_set(
         _parts(layer, teacher, name, moments[name], sensitivity.get(name))
         for layer, name in zip(layers, names, strict=True)
     ]
-    refit_parts([part for of_layer in parts for part in of_layer], structure)
+    refit_parts([part for of_layer in parts for part in of_layer], structure, max_growth)
     found = []
     for name, layer, of_layer in zip(names, layers, parts, strict=True):
         new = [part.layer for part in of_layer]

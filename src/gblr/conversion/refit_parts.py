@@ -1,7 +1,7 @@
 """The fits of `refit.py`: structured matrices, those of one shape together, to goals on the inputs that were seen."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,15 @@ from torch import Tensor
 from gblr.conversion.convert import build_layer
 from gblr.conversion.sensitivity import row_factors
 from gblr.fitting.blocks import Blocks
-from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
+from gblr.fitting.config import (
+    TRAINABLE_GROWTH,
+    BlastConfig,
+    Config,
+    GaudiConfig,
+    LowRankConfig,
+    MonarchConfig,
+    PixelflyConfig,
+)
 from gblr.fitting.descent import refit as refit_contents
 from gblr.fitting.fit import few_threads, fit_batch, prepare_gram
 from gblr.fitting.gblr import refit_batch
@@ -112,11 +120,11 @@ class Part:
         self.layer = build_layer(_config(self.matrix, self.layer), _in_format(fitted, self.layer), bias, geometry)
 
 
-def refit_parts(parts: Sequence[Part], structure: Freedom) -> None:
+def refit_parts(parts: Sequence[Part], structure: Freedom, max_growth: float = TRAINABLE_GROWTH) -> None:
     """Fits every part to its goal. GBLR matrices of one shape go together, which on a GPU takes as long as one."""
     for alike in _groups(parts, structure):
         with few_threads(alike[0].goal):
-            fitted = _fit(alike, structure)
+            fitted = _fit(alike, structure, max_growth)
         for part, matrix in zip(alike, fitted, strict=True):
             part.take(matrix)
 
@@ -135,11 +143,14 @@ def _is_free(part: Part, structure: Freedom) -> bool:
     return isinstance(part.matrix, GBLRMatrix) and structure == "free" and isinstance(part.layer, GaudiModule)
 
 
-def _fitted_by(part: Part) -> Config:
-    return _config(part.matrix, part.layer).for_dtype(next(part.layer.parameters()).dtype)
+def _fitted_by(part: Part, max_growth: float = TRAINABLE_GROWTH) -> Config:
+    config = _config(part.matrix, part.layer)
+    if isinstance(config, GaudiConfig):
+        config = replace(config, max_growth=max_growth)
+    return config.for_dtype(next(part.layer.parameters()).dtype)
 
 
-def _fit(parts: Sequence[Part], structure: Freedom) -> list[StructuredMatrix]:
+def _fit(parts: Sequence[Part], structure: Freedom, max_growth: float) -> list[StructuredMatrix]:
     first = parts[0].matrix
     if not first.num_mults:
         return [part.matrix for part in parts]  # a layer that was given nothing stays so
@@ -150,7 +161,7 @@ def _fit(parts: Sequence[Part], structure: Freedom) -> list[StructuredMatrix]:
     budget = torch.tensor([float(part.matrix.num_mults) for part in parts], device=goal.device)
     if isinstance(first, GBLRMatrix):
         start = Blocks.stack([_blocks(_scaled(part)).padded(part.layer.num_blocks) for part in parts])
-        return list(refit_batch(_fitted_by(parts[0]), goal, gram, budget, start))  # type: ignore[arg-type]
+        return list(refit_batch(_fitted_by(parts[0], max_growth), goal, gram, budget, start))  # type: ignore[arg-type]
     return fit_batch(_fitted_by(parts[0]), goal, gram, budget)
 
 

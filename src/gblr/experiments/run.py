@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gblr.fitting.config import Allocation, GaudiInit
+from gblr.fitting.config import TRAINABLE_GROWTH, Allocation, GaudiInit
 from gblr.training.budget import Budget, Scope, Weights
 from gblr.training.budget import Method as BudgetMethod
 from gblr.training.schedules import SigmaSchedule, SigmaShape
@@ -21,7 +21,8 @@ class StructuredRun:
     published ones. `trials` is a pattern of runs that choose `lr`: the best of those there are, on samples held out of
     the training set; `held_out` samples are so set aside. `after` is a pattern of runs that are to be made first.
     `relative_cost` means the converted layers, or the whole model with `scope="model"`. `start_cost` is where GBLR
-    begins; None is at the target. `sensitivity` weighs fits by the model's predictions (`gblr.convert_`).
+    begins; None is at the target. `sensitivity` weighs fits by the model's predictions (`gblr.convert_`);
+    `max_growth` is that of `GaudiConfig`.
     """
 
     model: str
@@ -36,6 +37,7 @@ class StructuredRun:
     allocation: Allocation = "uniform"
     calibration: int = 0
     sensitivity: bool = False
+    max_growth: float = TRAINABLE_GROWTH
     start_cost: float | None = 1.0
     budget_start: float = 0.1
     budget_end: float | None = None

@@ -77,7 +77,7 @@ def structure_(
 def gaudi_config(run: StructuredRun, target: float) -> GaudiConfig:
     """Starts at `run.start_cost`, or at the target where that is None."""
     start = target if run.start_cost is None else min(1.0, run.start_cost)
-    return GaudiConfig(start, run.allocation, block_rank=run.block_rank, init=run.init)
+    return GaudiConfig(start, run.allocation, block_rank=run.block_rank, init=run.init, max_growth=run.max_growth)
 
 
 def shapes_and_mults(model: nn.Module, where: Filter, spent: Cost) -> dict[Shape, float]:

@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from gblr.conversion.refit_parts import Freedom
 from gblr.experiments.run import Kind, Method, StructuredRun
-from gblr.fitting.config import GaudiInit
+from gblr.fitting.config import STIFF_GROWTH, GaudiInit
 
 Aim = Literal["data", "teacher"]
+_TRAINABLE = "-trainable"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class TextRun(StructuredRun):
         """What decides the model before any training: runs that agree in this share it."""
         names = (
             "model", "method", "relative_cost", "block_rank", "init", "source", "scope", "allocation", "calibration",
-            "sensitivity", "start_cost", "refit", "structure", "seed",
+            "sensitivity", "max_growth", "start_cost", "refit", "structure", "seed",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -50,7 +51,8 @@ class TextRun(StructuredRun):
 def trained(model: str, one: Kind, suffix: str, aim: Aim) -> Kind:
     """That kind, trained further; it waits for the run without training, which leaves its fit."""
     after = (("after", f"{model}-{one.label}-[0-9]*-seed0"),) if dict(one.options).get("refit") else ()
-    return Kind(f"{one.label}-{suffix}", one.method, (*one.options, ("aim", aim), *after))
+    label = one.label.removesuffix(_TRAINABLE)
+    return Kind(f"{label}-{suffix}", one.method, (*one.options, ("aim", aim), *after))
 
 
 def kind(label: str, method: Method, **options: Any) -> Kind:
@@ -63,19 +65,25 @@ def fitted_kinds(calibration: int) -> tuple[Kind, ...]:
     """
     how: dict[str, Any] = {"calibration": calibration, "sensitivity": True, "refit": True}
     everywhere: dict[str, Any] = {"allocation": "global", **how}
+    stiff: dict[str, Any] = {"max_growth": STIFF_GROWTH}  # what these runs end with is not trained
     return (
         kind("low-rank", "low rank", **how),
         kind("low-rank-global", "low rank", **everywhere),
         kind("monarch", "monarch", **how),
         kind("blast", "blast", **how),
         kind("blast-global", "blast", **everywhere),
-        kind("gblr-1", "gaudi", **how),
-        kind("gblr-1-global", "gaudi", **everywhere),
-        kind("gblr-16", "gaudi", block_rank=16, **how),
-        kind("gblr-16-global", "gaudi", block_rank=16, **everywhere),
+        kind("gblr-1", "gaudi", **how, **stiff),
+        kind("gblr-1-global", "gaudi", **everywhere, **stiff),
+        kind(f"gblr-1-global{_TRAINABLE}", "gaudi", **everywhere),
+        kind("gblr-16", "gaudi", block_rank=16, **how, **stiff),
+        kind("gblr-16-global", "gaudi", block_rank=16, **everywhere, **stiff),
+        kind(f"gblr-16-global{_TRAINABLE}", "gaudi", block_rank=16, **everywhere),
     )
 
 
 def trained_kinds(fitted: Sequence[Kind]) -> tuple[Kind, ...]:
-    """Those that are worth training: budgets that follow the sensitivity, and Monarch, which cannot."""
-    return tuple(one for one in fitted if one.label.endswith("-global") or one.label == "monarch")
+    """Those that are worth training: budgets that follow the sensitivity, and Monarch, which cannot; blocks that bear
+    it.
+    """
+    chosen = {"monarch", "low-rank-global", "blast-global"}
+    return tuple(one for one in fitted if one.label in chosen or one.label.endswith(_TRAINABLE))

@@ -97,7 +97,10 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
     if run.refit:
         assert teacher is not None
         begin = time.perf_counter()
-        heal_(model, teacher, task.calibration(run.calibration), structure=run.structure, sensitivity=run.sensitivity)
+        heal_(
+            model, teacher, task.calibration(run.calibration), structure=run.structure, sensitivity=run.sensitivity,
+            max_growth=run.max_growth,
+        )  # fmt: skip
         record |= {"refit_seconds": time.perf_counter() - begin, "refitted": task.judge(model, all_metrics=False)}
         place.say(f"refitted in {record['refit_seconds']:.0f} s: {_told(record['refitted'])}")
     if folder is not None and not run.held_out:

@@ -94,6 +94,8 @@ class BlastConfig(Config):
         check_at_least(0, steps=self.steps)
 
 
+TRAINABLE_GROWTH = 3.0
+STIFF_GROWTH = 300.0  # what a model that is not trained any more may have
 _ROUNDING_SHARE = 0.05  # relative error that rounding the factors may cause
 
 GaudiInit = Literal["correlation", "low_rank", "full", "scratch"]
@@ -109,8 +111,9 @@ class GaudiConfig(Config):
     places, `"scratch"` ignores the weight. `refine` says how they go on from there: `"descent"` updates one block at a
     time by its best interval, exactly; `"gradient"` is the paper's refinement, AdamW on Gaudi masks and a projection on
     the budget; `"none"` keeps the start. `max_growth` refuses factors that are together larger than that many times the
-    weight and cancel: their rounding would show. It is lowered for half-precision weights. `steps` counts sweeps over
-    all blocks, or gradient steps.
+    weight and cancel: training does not bear them, as small changes of contents or intervals are then large ones of the
+    weight. A model that will not be trained can have 300, which lowers the error at high costs; for half-precision
+    weights it is lowered to what their rounding allows. `steps` counts sweeps over all blocks, or gradient steps.
     """
 
     block_rank: int = 1
@@ -122,7 +125,7 @@ class GaudiConfig(Config):
     smoothing_std: float = 30.0
     threshold_ratio: float = 0.9
     rounding: bool = True
-    max_growth: float = 300.0
+    max_growth: float = TRAINABLE_GROWTH
 
     def for_dtype(self, dtype: torch.dtype) -> "GaudiConfig":
         """With `max_growth` lowered to what numbers of that precision can hold."""
@@ -132,6 +135,8 @@ class GaudiConfig(Config):
         super().__post_init__()
         check_choice("init", self.init, GaudiInit)
         check_choice("refine", self.refine, Refinement)
+        if not self.max_growth >= 1:
+            raise ValueError(f"`max_growth` must be at least 1, which is no growth; got {self.max_growth}.")
         for name in ("block_rank", "align"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1; got {getattr(self, name)}.")

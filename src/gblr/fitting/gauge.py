@@ -4,11 +4,15 @@ u^T v = (T u)^T (T^-T v) for every invertible T, so r^2 of the r (m + n) numbers
 Gaussian elimination spends them on zeros. Each step takes its pivot at a corner of what is left, so one row and one
 column at an end drop out: the supports are nested intervals, and rank r costs r (m + n - r + 1) as a GBLR matrix, not
 r (m + n). Of the four corners that one is taken whose block is the smallest, which keeps the factors well scaled.
+
+Still they are tens of times larger than their product on real weights, and cancel: such factors do not bear training.
+An orthogonal T only turns them. It makes one of the factors triangular, for r (m + n - (r - 1) / 2).
 """
 
 import bisect
 import itertools
 import math
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,11 +21,12 @@ from torch import Tensor
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.svd import balance
 
+Sides = Literal[1, 2]
 _LEAST_PIVOT = 1e-10  # smallest over largest singular value
 
 
-def triangular_cost(rank: int, shape: tuple[int, int], block_rank: int, align: int) -> int:
-    """Multiplications of the triangular form of that rank, a multiple of `block_rank`.
+def triangular_cost(rank: int, shape: tuple[int, int], block_rank: int, align: int, sides: Sides = 2) -> int:
+    """Multiplications of the form of that rank, a multiple of `block_rank`, with one triangular factor or with two.
 
     Supports shrink once for every group of ranks that are eliminated together.
 
@@ -30,15 +35,42 @@ def triangular_cost(rank: int, shape: tuple[int, int], block_rank: int, align: i
     """
     group = math.lcm(block_rank, align)
     whole = rank // group
-    return rank * sum(shape) - group * group * whole * (whole - 1) - 2 * group * whole * (rank - whole * group)
+    saved = group * group * whole * (whole - 1) // 2 + group * whole * (rank - whole * group)
+    return rank * sum(shape) - sides * saved
 
 
-def triangular_rank(budget: float, shape: tuple[int, int], block_rank: int, align: int) -> int:
-    """The largest rank, in whole blocks, whose triangular form costs at most `budget`; 0 if none does."""
+def triangular_rank(budget: float, shape: tuple[int, int], block_rank: int, align: int, sides: Sides = 2) -> int:
+    """The largest rank, in whole blocks, whose form costs at most `budget`; 0 if none does."""
     ranks = range(0, min(shape) + 1, block_rank)
-    return ranks[
-        bisect.bisect_right(ranks, budget, key=lambda rank: triangular_cost(rank, shape, block_rank, align)) - 1
-    ]
+
+    def cost(rank: int) -> int:
+        return triangular_cost(rank, shape, block_rank, align, sides)
+
+    return ranks[bisect.bisect_right(ranks, budget, key=cost) - 1]
+
+
+def turned_blocks(
+    u: Float[Tensor, "b q out"], v: Float[Tensor, "b q in"], rank: Int[Tensor, " b"], block_rank: int, align: int,
+    num_blocks: int,
+) -> Blocks:  # fmt: skip
+    """The product of the first `rank` rows of `u` and `v`, in whole blocks that are orthogonal to each other: as large
+    together as it is. Each begins below those rows that the ones before it need alone.
+    """
+    batch, q, out_features = len(u), num_blocks * block_rank, u.shape[2]
+    missing = max(0, q - u.shape[1])
+    u, v = (torch.nn.functional.pad(side[:, :q].double(), (0, 0, 0, missing)) for side in (u, v))
+    keep = torch.arange(q, device=u.device) < rank[:, None]
+    basis, mixing = torch.linalg.qr((v * keep[..., None]).mT)  # v^T = basis mixing
+    left = (u * keep[..., None]).mT @ mixing.mT  # (b, out, q)
+    turn = torch.linalg.qr(left[:, :q].mT)[0]  # makes the first q rows lower triangular
+    u, v = (left @ turn).mT, (basis @ turn).mT
+    group = math.lcm(block_rank, align)
+    first = torch.arange(num_blocks, device=u.device) * block_rank
+    live = first < rank[:, None]
+    start = (first // group * group).expand(batch, num_blocks) * live
+    row_size, col_size = (out_features - start) * live, v.shape[2] * live
+    u, v = (side.unflatten(1, (num_blocks, block_rank)) for side in (u, v))
+    return Blocks(u, v, start, row_size, torch.zeros_like(start), col_size).masked()
 
 
 def triangular_blocks(

@@ -10,7 +10,14 @@ from gblr.fitting.config import GaudiConfig
 from gblr.fitting.correlation import correlation_start
 from gblr.fitting.descent import descend, refit
 from gblr.fitting.fit import Tick, fit_batch, num_ticks, rank_choices
-from gblr.fitting.gauge import even_block, triangular_blocks, triangular_cost, triangular_rank
+from gblr.fitting.gauge import (
+    Sides,
+    even_block,
+    triangular_blocks,
+    triangular_cost,
+    triangular_rank,
+    turned_blocks,
+)  # fmt: skip
 from gblr.fitting.gradient import refine_by_gradient
 from gblr.fitting.metric import Metric, make_metric
 from gblr.fitting.spend import element_worth, trim
@@ -25,6 +32,7 @@ _REFIT_SWEEPS = 8  # on MiniLM the error of 24 from scratch; 4 leave 1 % more
 _GRADIENT_STEPS = 300
 # The SVD start has this many times the rank that the budget affords: blocks shrink, so more of them fit.
 _EXTRA_RANK = 2.0
+_TRIANGULAR_GROWTH = 10.0  # two triangular factors of trained weights are 5 to 80 times larger than their product
 
 
 @num_ticks.register
@@ -58,7 +66,8 @@ def _(config: GaudiConfig, shape: tuple[int, int]) -> list[Choice]:
     r, align = config.block_rank, config.align
     blocks = range(1, (config.num_blocks or min(shape) // r) + 1)
     if config.refine == "descent" and _can_be_triangular(config, shape):
-        whole = [Choice(r * count, triangular_cost(r * count, shape, r, align)) for count in blocks]
+        sides = _triangular_sides(config)
+        whole = [Choice(r * count, triangular_cost(r * count, shape, r, align, sides)) for count in blocks]
     else:
         whole = [Choice(r * count, r * count * sum(shape)) for count in blocks]
     return [Choice(1, sum(shape)), *(choice for choice in whole if choice.rank > 1)]
@@ -153,13 +162,21 @@ def _svd_blocks(config: GaudiConfig, u: Tensor, v: Tensor, budget: Tensor) -> Bl
 
 def _triangular_blocks(config: GaudiConfig, u: Tensor, v: Tensor, budget: Tensor) -> Blocks:
     """A truncated SVD of higher rank, which the zeros of its triangular factors pay for."""
-    shape, most = (u.shape[2], v.shape[2]), _most_blocks(config, u, v) * config.block_rank
-    ranks = [min(most, triangular_rank(b, shape, config.block_rank, config.align)) for b in budget.tolist()]
-    rank = torch.tensor(ranks, device=u.device)
-    keep = (torch.arange(u.shape[1], device=u.device) < rank[:, None])[:, :, None]
-    product = (u * keep).double().mT @ v.double()
-    blocks = triangular_blocks(product, rank, config.block_rank, config.align, max(1, max(ranks) // config.block_rank))
+    r, align, sides = config.block_rank, config.align, _triangular_sides(config)
+    shape, most = (u.shape[2], v.shape[2]), _most_blocks(config, u, v) * r
+    ranks = [min(most, triangular_rank(b, shape, r, align, sides)) for b in budget.tolist()]
+    rank, num_blocks = torch.tensor(ranks, device=u.device), max(1, max(ranks) // r)
+    if sides == 1:
+        blocks = turned_blocks(u, v, rank, r, align, num_blocks)
+    else:
+        keep = (torch.arange(u.shape[1], device=u.device) < rank[:, None])[:, :, None]
+        blocks = triangular_blocks((u * keep).double().mT @ v.double(), rank, r, align, num_blocks)
     return Blocks(blocks.u.to(u.dtype), blocks.v.to(v.dtype), **blocks.intervals())
+
+
+def _triangular_sides(config: GaudiConfig) -> Sides:
+    """One, if factors may hardly be larger than their product."""
+    return 2 if config.max_growth >= _TRIANGULAR_GROWTH else 1
 
 
 def _can_be_triangular(config: GaudiConfig, shape: tuple[int, int]) -> bool:

@@ -19,7 +19,7 @@ from gblr.conversion.outputs import output_kind, output_tensor
 from gblr.conversion.planner import as_call
 from gblr.conversion.refit import Refitted, refit_layers_, structured_layers
 from gblr.conversion.refit_parts import Freedom
-from gblr.fitting.config import check_choice
+from gblr.fitting.config import TRAINABLE_GROWTH, check_choice
 from gblr.layers.gaudi import GaudiModule
 from gblr.training.budget import Budget
 from gblr.training.loop import TrainResult, train
@@ -51,6 +51,7 @@ def heal_(
     temperature: float = 1.0,
     out: str | os.PathLike[str] | None = None,
     sensitivity: bool = False,
+    max_growth: float = TRAINABLE_GROWTH,
 ) -> HealResult:
     """Brings the outputs of a converted `model` back to those of `teacher`, its dense original, in place.
 
@@ -61,6 +62,7 @@ def heal_(
     `temperature`, hidden states by their relative squared error; `match="auto"` takes logits where the output has them.
 
     The cost stays what it is. `structure="free"` lets blocks move and change size within it; any format can be healed.
+    `max_growth` is that of `GaudiConfig`: the refit of a model that will not be trained afterwards can have 300.
     With `out`, both steps are saved there as they go, and the same call continues after an interruption.
 
         small = copy.deepcopy(model)
@@ -72,7 +74,7 @@ def heal_(
     check_choice("match", match, Match)
     _check(model, teacher, batches)
     folder = None if out is None else Path(out)
-    refitted = _refit(model, teacher, batches, structure, folder, sensitivity) if layers else []
+    refitted = _refit(model, teacher, batches, structure, folder, sensitivity, max_growth) if layers else []
     if config is None:
         return HealResult(refitted, None)
     return HealResult(refitted, _distill(model, teacher, batches, config, structure, match, temperature, folder))
@@ -93,11 +95,11 @@ def _check(model: nn.Module, teacher: nn.Module, batches: Sequence[Any]) -> None
 
 def _refit(
     model: nn.Module, teacher: nn.Module, batches: Sequence[Any], structure: Freedom, folder: Path | None,
-    sensitivity: bool,
+    sensitivity: bool, max_growth: float,
 ) -> list[Refitted]:  # fmt: skip
     """With a folder, saved as it goes: what is done before is not done again."""
     if folder is None:
-        return refit_layers_(model, teacher, batches, structure, sensitivity=sensitivity)
+        return refit_layers_(model, teacher, batches, structure, sensitivity=sensitivity, max_growth=max_growth)
     file, stored = folder / "layers.json", folder / "layers"
     done = [Refitted(**row) for row in json.loads(file.read_text())] if file.exists() else []
     if done:
@@ -109,7 +111,7 @@ def _refit(
         write_json(file, [vars(row) for row in done])
 
     folder.mkdir(parents=True, exist_ok=True)
-    refit_layers_(model, teacher, batches, structure, [row.layer for row in done], keep, sensitivity)
+    refit_layers_(model, teacher, batches, structure, [row.layer for row in done], keep, sensitivity, max_growth)
     return done
 
 

@@ -21,7 +21,7 @@ from gblr.conversion.harden import harden_
 from gblr.conversion.planner import as_call
 from gblr.conversion.report import Report
 from gblr.conversion.timing import interleaved
-from gblr.fitting.config import Allocation, Config, GaudiConfig
+from gblr.fitting.config import STIFF_GROWTH, TRAINABLE_GROWTH, Allocation, Config, GaudiConfig
 from gblr.layers.gaudi import GaudiModule
 from gblr.training.budget import Budget
 from gblr.training.heal import heal_
@@ -103,7 +103,10 @@ class Variant:
         batches = self.task.calibration(self.settings.calibration)
         # free: the blocks were placed by a fit just now, and what they are fitted to has changed
         folder, sensitivity = self.folder / "healed", self.settings.sensitivity
-        healed = heal_(self.model, self.dense, batches, structure="free", out=folder, sensitivity=sensitivity).layers
+        healed = heal_(
+            self.model, self.dense, batches, structure="free", out=folder, sensitivity=sensitivity,
+            max_growth=growth_of(self.settings),
+        ).layers  # fmt: skip
         before, after = (sum(getattr(row, key) for row in healed) / len(healed) for key in ("error_before", "error"))
         self.say(f"layers refitted in order: mean error of their outputs {before:.3f} before, {after:.3f} after")
 
@@ -158,7 +161,12 @@ def config_of(settings: Settings, method: str) -> Config:
         return kind(settings.cost, allocation)
     if settings.from_scratch:
         return GaudiConfig(1.0, block_rank=settings.block_rank, init="scratch")
-    return GaudiConfig(settings.cost, allocation, block_rank=settings.block_rank)
+    return GaudiConfig(settings.cost, allocation, block_rank=settings.block_rank, max_growth=growth_of(settings))
+
+
+def growth_of(settings: Settings) -> float:
+    """No training: nothing need be kept for it."""
+    return STIFF_GROWTH if settings.epochs == 0 else TRAINABLE_GROWTH
 
 
 def where_of(settings: Settings) -> Filter:
