@@ -37,6 +37,24 @@ def test_it_is_the_expected_square_of_the_gradients(generator):
     torch.testing.assert_close(found["1"].float(), torch.ones(4))
 
 
+class Twice(nn.Module):
+    """y = 3 A A x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 3 * self.layer(self.layer(x))
+
+
+def test_every_call_of_a_layer_counts(generator):
+    model = Twice()
+    found = measured(model, [torch.randn(500, 5, generator=generator) for _ in range(20)])["layer"].float()
+    last, first = torch.full((5,), 9.0), 9 * model.layer.weight.detach().square().sum(0)
+    torch.testing.assert_close(found, (last + first) / 2, rtol=0.1, atol=1e-4)
+
+
 def test_labels_are_drawn_from_the_predictions(generator):
     scores = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3).clone().requires_grad_()
     probe(SimpleNamespace(logits=scores), None, generator).backward()

@@ -6,7 +6,7 @@ layers. No labels are needed: for logits they are drawn from the model's own pre
 hidden states the gradients are those of their sum with random signs (how far the outputs move).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -43,7 +43,14 @@ def collect_sensitivity(
         stack.enter_context(torch.enable_grad())
         tick = stack.enter_context(progress("measuring sensitivity", len(batches)))
         for batch in batches:
-            outputs, handles = _watched(sources)
+            padding = padding_of(batch)
+
+            def add(name: str, grad: Tensor, padding: Tensor | None = padding) -> None:
+                rows = _positions(grad, len(sums[name]), padding)
+                sums[name] += rows.double().square().sum(0).cpu()
+                counts[name] += len(rows)
+
+            handles = _watched(sources, add)
             try:
                 loss = probe(batch_call(model, batch), batch, generator)
             finally:
@@ -54,13 +61,7 @@ def collect_sensitivity(
                     "`sensitivity` needs gradients, and none reach the model's output from the layers to convert: its "
                     "forward turns them off, or the batches skip these layers. Convert without `sensitivity`."
                 )
-            names = list(outputs)
-            grads = torch.autograd.grad(loss, [outputs[name] for name in names], allow_unused=True)
-            for name, grad in zip(names, grads, strict=True):
-                if grad is not None:
-                    rows = _positions(grad, len(sums[name]), padding_of(batch))
-                    sums[name] += rows.double().square().sum(0).cpu()
-                    counts[name] += len(rows)
+            loss.backward()
             tick()
     return {name: total / max(1, counts[name]) for name, total in sums.items()}
 
@@ -88,19 +89,20 @@ def probe(output: Any, batch: Any, generator: torch.Generator) -> Tensor:
     return nn.functional.cross_entropy(scores, chosen, reduction="sum")
 
 
-def _watched(sources: Sequence[Source]) -> tuple[dict[str, Tensor], list[Any]]:
-    """Hooks that keep the outputs of the layers; those go on as copies, which may be changed in place."""
-    outputs: dict[str, Tensor] = {}
+def _watched(sources: Sequence[Source], add: Callable[[str, Tensor], None]) -> list[Any]:
+    """Hooks that hand on the gradients of the layers' outputs, of every call, as they come: none is kept. The outputs
+    go on as copies, which may be changed in place.
+    """
     handles = []
     for source in sources:
 
         def hook(module: nn.Module, args: Any, output: Tensor, name: str = source.name) -> Tensor:
-            kept = output if output.requires_grad else output.detach().requires_grad_()
-            outputs[name] = kept  # of a layer that runs several times, the last
-            return kept.clone()
+            watched = output if output.requires_grad else output.detach().requires_grad_()
+            watched.register_hook(lambda grad: add(name, grad))
+            return watched.clone()
 
         handles.append(source.module.register_forward_hook(hook))
-    return outputs, handles
+    return handles
 
 
 def _positions(grad: Tensor, out_features: int, padding: Tensor | None) -> Float[Tensor, "positions out"]:

@@ -91,6 +91,8 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
     begin = time.perf_counter()
     record["target"] = structure_(model, run, TEXT_MODELS[run.model].where, task.example, calibration)
     record["fit_seconds"] = time.perf_counter() - begin
+    if place.device == "cuda":
+        torch.cuda.empty_cache()  # other runs share the GPU, and gradients take more than all that follows
     if run.source:
         record["fitted"] = task.judge(model, all_metrics=False)
         place.say(f"fitted in {record['fit_seconds']:.0f} s: {_told(record['fitted'])}")

@@ -20,7 +20,7 @@ from gblr.workflows.language_task import perplexity
 from gblr.workflows.outputs_task import embed
 from gblr.workflows.similarity_task import spearman
 
-_CALIBRATION_BATCH = 8
+_CALIBRATION_BATCH = 4  # of windows: several runs share a GPU, and logits of a large vocabulary take the most
 _EVAL_BATCH = 64
 _ORDERED = 64  # batches within which sentences are sorted by length
 

@@ -32,7 +32,7 @@ _REFIT_SWEEPS = 8  # on MiniLM the error of 24 from scratch; 4 leave 1 % more
 _GRADIENT_STEPS = 300
 # The SVD start has this many times the rank that the budget affords: blocks shrink, so more of them fit.
 _EXTRA_RANK = 2.0
-_TRIANGULAR_GROWTH = 10.0  # two triangular factors of trained weights are 5 to 80 times larger than their product
+_TRIANGULAR_GROWTH = 10.0  # two triangular factors of trained weights are many times larger than their product
 
 
 @num_ticks.register
