@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 import gblr
+from gblr.experiments import minilm_stsb
 from gblr.fitting.config import STIFF_GROWTH, TRAINABLE_GROWTH
+from gblr.workflows.settings import Settings
+from gblr.workflows.variants import config_of
 
 
 def tuned(max_growth: float, block_rank: int, generator: torch.Generator) -> tuple[float, float, float]:
@@ -44,3 +47,18 @@ def test_by_default_they_bear_it_and_stiff_ones_do_not_but_are_nearer(block_rank
 def test_factors_are_never_smaller_than_their_product():
     with pytest.raises(ValueError, match=r"`max_growth` must be at least 1.*0\.5"):
         gblr.GaudiConfig(0.5, max_growth=0.5)
+
+
+@pytest.mark.parametrize(("epochs", "growth"), [(0.0, STIFF_GROWTH), (2.0, TRAINABLE_GROWTH), (None, TRAINABLE_GROWTH)])
+def test_compress_takes_what_suits_what_follows(epochs, growth):
+    config = config_of(Settings("model", "data", epochs=epochs), "gaudi")
+    assert isinstance(config, gblr.GaudiConfig) and config.max_growth == growth
+
+
+def test_text_runs_are_trained_from_fits_that_bear_it():
+    runs = minilm_stsb.RECIPE.runs(1)
+    for name, run in runs.items():
+        if run.method == "gaudi":
+            assert run.max_growth == (TRAINABLE_GROWTH if run.epochs or "trainable" in name else STIFF_GROWTH), name
+    waits_for = runs["minilm-gblr-16-global-trainable-0.5-seed0"]
+    assert runs["minilm-gblr-16-global-distilled-0.5-seed0"].fit == waits_for.fit
