@@ -1,10 +1,13 @@
 import itertools
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gblr.fitting.allocate import Choice, allocate
+from gblr.fitting.config import GaudiConfig
+from gblr.fitting.fit import rank_choices
 from gblr.fitting.gauge import triangular_cost
 from tests.helpers import raises_value_error
 
@@ -73,6 +76,15 @@ def test_totals_that_cannot_be_met_are_refused():
         allocate([torch.ones(4), torch.ones(4)], equal_steps([1, 1], 4), [4, 4], total=1.6)
     with raises_value_error("`spectra`", 2, 1):
         allocate([torch.ones(4), torch.ones(4)], equal_steps([1], 4), [4, 4], total=8)
+
+
+@pytest.mark.parametrize("num_blocks", [None, 3, 1000])
+def test_no_choice_has_more_ranks_than_the_matrix_and_all_cost_more_than_those_before(num_blocks):
+    for block_rank, shape in ((1, (8, 8)), (4, (8, 8)), (4, (8, 20)), (16, (8, 8))):
+        choices = rank_choices(GaudiConfig(0.5, block_rank=block_rank, num_blocks=num_blocks), shape)
+        ranks, costs = zip(*choices, strict=True)
+        assert ranks[0] == 1 and ranks[-1] <= min(8, (num_blocks or 8) * block_rank)
+        assert all(one < next_one for one, next_one in itertools.pairwise(costs))
 
 
 def test_layers_whose_ranks_grow_cheaper_are_given_more():

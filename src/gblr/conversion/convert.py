@@ -170,17 +170,16 @@ def set_budgets(config: Config, jobs: Sequence[Job]) -> None:
         gram = None if job.gram is None else prepare_gram(job.gram[None])
         spectra.append(weighted_svd(_weighted(job)[None], gram)[1][0])
         importance.append(_importance(job, spectra[-1]))
-    choices = [
-        [
-            Choice(rank, job.positions * mults)
-            for rank, mults in rank_choices(config, (len(job.weight), len(job.weight.T)))
-        ]
-        for job in jobs
-    ]
+    choices = [_choices(config, job) for job in jobs]
     dense_costs = [float(job.positions * job.dense_mults) for job in jobs]
     total = config.relative_cost * sum(dense_costs)
     for job, budget in zip(jobs, allocate(spectra, choices, dense_costs, total, importance), strict=True):
         job.budget = budget / job.positions
+
+
+def _choices(config: Config, job: Job) -> list[Choice]:
+    shape = (job.weight.shape[0], job.weight.shape[1])
+    return [Choice(rank, job.positions * mults) for rank, mults in rank_choices(config, shape)]
 
 
 def _weighted(job: Job) -> Tensor:

@@ -17,7 +17,7 @@ from gblr.fitting.gauge import (
     triangular_cost,
     triangular_rank,
     turned_blocks,
-)  # fmt: skip
+)
 from gblr.fitting.gradient import refine_by_gradient
 from gblr.fitting.metric import Metric, make_metric
 from gblr.fitting.spend import element_worth, trim
@@ -64,7 +64,8 @@ def _(
 def _(config: GaudiConfig, shape: tuple[int, int]) -> list[Choice]:
     """Rank 1, then whole blocks: in triangular form, where a rank costs the less the higher it is."""
     r, align = config.block_rank, config.align
-    blocks = range(1, (config.num_blocks or min(shape) // r) + 1)
+    most = min(shape) // r
+    blocks = range(1, min(config.num_blocks or most, most) + 1)
     if config.refine == "descent" and _can_be_triangular(config, shape):
         sides = _triangular_sides(config)
         whole = [Choice(r * count, triangular_cost(r * count, shape, r, align, sides)) for count in blocks]
