@@ -1,5 +1,6 @@
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -115,3 +116,23 @@ def test_what_is_not_there_is_said_with_its_command(published, recipe, view):
 )
 def test_kinds_are_read_off_names(name, kind):
     assert publish.kind_of({"name": name, "config": {"model": "vit384"}}) == kind
+
+
+def test_rows_of_runs_made_elsewhere_stay_if_asked(tmp_path, monkeypatch):
+    file, runs = tmp_path / "docs" / "results" / "cifar10-vit.json", tmp_path / "runs"
+
+    def published(accuracies, *options):
+        shutil.rmtree(runs, ignore_errors=True)
+        for seed, accuracy in accuracies.items():
+            name = f"vit384-dense-seed{seed}"
+            Store(runs / "cifar10-vit").write(name, record(name, accuracy, Run("vit384", "dense", seed=seed), 1.0))
+        monkeypatch.setattr(sys, "argv", ["x", "--runs", str(runs), "--docs", str(tmp_path / "docs"), *options])
+        assert publish.main() == 0
+        analysis = json.loads((file.parent / "cifar10-analysis.json").read_text())["rows"]
+        rows = json.loads(file.read_text())["rows"]
+        assert [row["name"] for row in analysis] == [row["name"] for row in rows]
+        return {row["seed"]: row["accuracy"] for row in rows}
+
+    assert published({0: 80.0, 1: 81.0}) == {0: 80.0, 1: 81.0}
+    assert published({1: 82.0, 2: 83.0}, "--keep") == {0: 80.0, 1: 82.0, 2: 83.0}
+    assert published({1: 82.0}) == {1: 82.0}

@@ -9,7 +9,7 @@ from gblr.cli.reproduce import RECIPES
 from gblr.experiments import check as checking
 from gblr.experiments import cifar10_vit, imagenet_vit_scratch
 from gblr.experiments.run import Run
-from gblr.experiments.store import Store
+from gblr.experiments.store import Store, write
 from gblr.experiments.sweep import Sweep, parse, smoke_runs, with_best_rate
 from gblr.experiments.vision import VISION as FIELD
 from gblr.experiments.vision import main
@@ -125,6 +125,26 @@ def test_the_best_trial_gives_the_rate(tmp_path):
     found, trials = with_best_rate(run, store, FIELD)
     assert found == replace(run, lr=1e-3) and trials == {"0.0005": 70.0, "0.001": 72.0, "0.002": 71.0}
     assert with_best_rate(replace(run, trials="trial-y-*"), store, FIELD) == (replace(run, trials="trial-y-*"), {})
+
+
+def test_published_runs_are_not_made_again_and_their_trials_give_the_rate(tmp_path):
+    recipe, (published, out) = cifar10_vit.RECIPE, (tmp_path / "results", tmp_path / "runs")
+    trial = "trial-vit384-dense-lr"
+    rows = [{"name": f"{trial}{lr:g}", "lr": lr, "accuracy": found} for lr, found in ((5e-4, 70.0), (1e-3, 72.0))]
+    write(published / "cifar10-vit.json", {"command": "x"}, [*rows, {"name": DENSE_RUN, "lr": 1e-3, "accuracy": 83.0}])
+    runs = {name: run for name, run in recipe.runs(1).items() if "384-dense" in name}
+    options = ["--data", "x", "--out", str(out), "--published", str(published)]
+    goes_on = Sweep(recipe, runs, parse(recipe, FIELD, options))
+    assert goes_on.waiting == [f"{trial}0.002"]
+    goes_on.store.write(f"{trial}0.002", {"config": {"lr": 2e-3}, "test": {"accuracy": 71.0}})
+    run, trials = with_best_rate(runs[DENSE_RUN], goes_on.store, FIELD)
+    assert run.lr == 1e-3 and trials == {"0.0005": 70.0, "0.001": 72.0, "0.002": 71.0}
+
+
+def test_a_folder_without_a_file_of_the_recipe_has_nothing_published(tmp_path):
+    options = ["--data", "x", "--out", str(tmp_path / "runs"), "--published", str(tmp_path)]
+    runs = cifar10_vit.runs(1)
+    assert Sweep(cifar10_vit.RECIPE, runs, parse(cifar10_vit.RECIPE, FIELD, options)).waiting == list(runs)
 
 
 def test_data_must_be_named(tmp_path, monkeypatch):

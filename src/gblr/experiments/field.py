@@ -81,7 +81,7 @@ class Field(abc.ABC):
 
     @abc.abstractmethod
     def goodness(self, record: Record) -> float:
-        """By which the best trial is chosen: more is better."""
+        """By which the best trial is chosen, of its result or its published row: more is better."""
 
     @abc.abstractmethod
     def summary(self, record: Record) -> str:

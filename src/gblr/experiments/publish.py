@@ -3,7 +3,8 @@
     python -m gblr.experiments.publish --runs runs/vision --docs docs
 
 writes docs/results/RECIPE.json for every recipe with results, and docs/images/vision-*.png; docs/results/vision.md
-shows them. Nothing is typed by hand: a run that is not there is not in the tables.
+shows them. Nothing is typed by hand: a run that is not there is not in the tables, unless --keep leaves what the files
+have of runs made elsewhere.
 """
 
 import re
@@ -27,6 +28,7 @@ from gblr.experiments.publishing import (
     MOST_SEEDS,
     has_costs,
     head_of,
+    joined,
     kind_of,
     lines_by_kind,
     mean_and_spread,
@@ -36,7 +38,7 @@ from gblr.experiments.publishing import (
     tell,
 )
 from gblr.experiments.run import Recipe
-from gblr.experiments.store import Record, Store, write
+from gblr.experiments.store import Record, Store, read_rows, write
 
 _MODULES = (
     cifar10_vit, cifar10_mixer, cifar10_finetune, cifar10_resnet, cifar100_vit, imagenet_vit_scratch,
@@ -48,8 +50,8 @@ _KEPT = ("model", "method", "relative_cost", "seed", "block_rank", "lr", "epochs
 
 def main() -> int:
     args = parse(__doc__, Path("runs/vision"))
-    written = [recipe.name for recipe in RECIPES if publish(recipe, row_of, draw, args.runs, args.docs)]
-    if analyse(args.runs, args.docs):
+    written = [recipe.name for recipe in RECIPES if publish(recipe, row_of, draw, args.runs, args.docs, args.keep)]
+    if analyse(args.runs, args.docs, args.keep):
         written.append(cifar10_analysis.RECIPE.name)
     return tell(written)
 
@@ -71,7 +73,7 @@ def row_of(record: Record) -> Record:
 # -- learned costs, masks, the gap ---------------------------------------------------------------------------------
 
 
-def analyse(runs: Path, docs: Path) -> bool:
+def analyse(runs: Path, docs: Path, keep: bool = False) -> bool:
     recipe = cifar10_analysis.RECIPE
     store = Store(runs / recipe.place)
     records = [store.read(name) for name, run in recipe.runs(MOST_SEEDS).items() if store.has(name) and run.seed < 100]
@@ -83,7 +85,10 @@ def analyse(runs: Path, docs: Path) -> bool:
         if record["config"]["method"] == "gaudi":
             row |= {"by_type": record["by_type"]} | ({"layers": record["layers"]} if record["seed"] == 0 else {})
         rows.append(row)
-    write(docs / "results" / f"{recipe.name}.json", head_of(recipe, records), rows)
+    file = docs / "results" / recipe.result_file
+    if keep and file.exists():
+        rows = joined(rows, read_rows(file), recipe)
+    write(file, head_of(recipe, records), rows)
     for record in records:
         if (blocks := store.load_blocks(record["name"])) is not None:
             draw_masks(record, blocks, docs / "images")

@@ -3,7 +3,8 @@
     python -m gblr.experiments.publish_language --runs runs/language --docs docs
 
 writes docs/results/NAME.json for every recipe with results, and docs/images/language-*.png; docs/results/language.md
-shows them. Nothing is typed by hand: a run that is not there is not in the tables.
+shows them. Nothing is typed by hand: a run that is not there is not in the tables, unless --keep leaves what the files
+have of runs made elsewhere.
 """
 
 import sys
@@ -31,7 +32,7 @@ _IF_THERE = (
 
 def main() -> int:
     args = parse(__doc__, Path("runs/language"))
-    return tell([recipe.name for recipe in RECIPES if publish(recipe, row_of, draw, args.runs, args.docs)])
+    return tell([recipe.name for recipe in RECIPES if publish(recipe, row_of, draw, args.runs, args.docs, args.keep)])
 
 
 def row_of(record: Record) -> Record:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gblr.experiments.run import Recipe
-from gblr.experiments.store import Record, Store, write
+from gblr.experiments.store import Record, Store, read_rows, write
 
 _COLORS = 128  # of a picture
 MOST_SEEDS = 100  # a store may hold more seeds than the recipe asks for
@@ -19,6 +19,9 @@ MOST_SEEDS = 100  # a store may hold more seeds than the recipe asks for
 def parse(description: str | None, runs: Path) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=runs, help="folder of the results of all recipes")
+    parser.add_argument(
+        "--keep", action="store_true", help="rows of the present files stay if their runs are elsewhere"
+    )
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the documentation")
     return parser.parse_args()
 
@@ -34,13 +37,19 @@ def publish(
     draw: Callable[[Recipe, list[Record], Path], None],
     runs: Path,
     docs: Path,
+    keep: bool = False,
 ) -> bool:
-    """The result file of a recipe, and its pictures; False if it has no results."""
+    """The result file of a recipe, and its pictures; False if it has no results. With `keep`, rows that the file has
+    and the folder of runs has not stay as they are.
+    """
     records = stored_runs(recipe, runs)
     if not records:
         return False
+    file = docs / "results" / recipe.result_file
     rows = [row_of(record) for record in records]
-    write(docs / "results" / f"{recipe.result or recipe.name}.json", head_of(recipe, records), rows)
+    if keep and file.exists():
+        rows = joined(rows, read_rows(file), recipe)
+    write(file, head_of(recipe, records), rows)
     draw(recipe, [row for row in rows if not row["trial"]], docs / "images")
     return True
 
@@ -49,6 +58,12 @@ def stored_runs(recipe: Recipe, runs: Path) -> list[Record]:
     """Results that are there, of as many seeds as there are, in the order of the recipe."""
     store = Store(runs / recipe.place)
     return [store.read(name) for name in recipe.runs(MOST_SEEDS) if store.has(name)]
+
+
+def joined(rows: list[Record], present: list[Record], recipe: Recipe) -> list[Record]:
+    """Both, without the present rows of runs that were made anew, in the order of the recipe."""
+    found = {row["name"]: row for row in (*present, *rows)}
+    return [found[name] for name in recipe.runs(MOST_SEEDS) if name in found]
 
 
 def kind_of(record: Record) -> str:

@@ -114,6 +114,10 @@ class Recipe:
     def place(self) -> Path:
         return Path(self.folder or self.name)
 
+    @property
+    def result_file(self) -> str:
+        return f"{self.result or self.name}.json"
+
 
 @dataclass(frozen=True)
 class Kind:

@@ -18,24 +18,28 @@ Record = dict[str, Any]
 
 
 class Store:
-    """A folder of results by the names of runs."""
+    """A folder of results by the names of runs. Rows of the file `published` count as results too, so that a sweep goes
+    on where another machine's stopped.
+    """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, published: Path | None = None):
         self.folder = folder
+        self.published = {} if published is None else {row["name"]: row for row in read_rows(published)}
 
     def path(self, name: str, suffix: str = ".json") -> Path:
         return self.folder / f"{name}{suffix}"
 
     def has(self, name: str) -> bool:
-        return self.path(name).exists()
+        return self.path(name).exists() or name in self.published
 
     def read(self, name: str) -> Record:
         return json.loads(self.path(name).read_text())
 
     def matching(self, pattern: str) -> list[Record]:
-        """Results of the runs whose names match, in the order of their names."""
-        names = sorted(file.stem for file in self.folder.glob("*.json")) if self.folder.is_dir() else []
-        return [self.read(name) for name in names if fnmatch(name, pattern)]
+        """Results of the runs whose names match, in the order of their names; of published ones, their rows."""
+        stored = {file.stem for file in self.folder.glob("*.json")} if self.folder.is_dir() else set()
+        names = [name for name in sorted(stored | set(self.published)) if fnmatch(name, pattern)]
+        return [self.read(name) if name in stored else self.published[name] for name in names]
 
     def write(self, name: str, record: Record) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +83,11 @@ def plain(value: Any, digits: int = 6) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)
     return value
+
+
+def read_rows(file: Path) -> list[Record]:
+    """Of a file that `write` wrote with rows."""
+    return json.loads(file.read_text())["rows"]
 
 
 def write(file: Path, content: Record, rows: list[Record] | None = None) -> None:

@@ -51,6 +51,7 @@ def parse(recipe: Recipe, field: Field, arguments: Sequence[str] | None) -> argp
     parser.add_argument("--workers", type=int, default=3, help="runs at a time")
     parser.add_argument("--time", type=float, metavar="SECONDS", help="then runs pause, and none is started")
     parser.add_argument("--start", type=float, metavar="SECONDS", help="then no run is started; others go on")
+    parser.add_argument("--published", type=Path, metavar="DIR", help="runs in its result files are not made again")
     parser.add_argument("--model", default=recipe.model, help="trained network, for recipes that start from one")
     parser.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs: slow, for debugging")
     parser.add_argument("--list", action="store_true", help="names of the runs")
@@ -81,12 +82,18 @@ def _task(recipe: Recipe, field: Field, args: argparse.Namespace) -> Any:
     return field.smoke_task(recipe) if args.tiny else field.load_task(recipe, args.data, args.out, args.model)
 
 
+def _store(recipe: Recipe, args: argparse.Namespace) -> Store:
+    """With what is published of the recipe, if there is such a file."""
+    file = None if args.published is None else args.published / recipe.result_file
+    return Store(args.out / recipe.place, file if file is not None and file.exists() else None)
+
+
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
 def one(recipe: Recipe, field: Field, name: str, run: Any, args: argparse.Namespace) -> int:
     """In a process of its own: makes the run, and stores the result."""
-    store = Store(args.out / recipe.place)
+    store = _store(recipe, args)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     place = Place(args.out, args.model or str(args.data), device, store.path(name, ".state"), args.deadline, args.eager)
     try:
@@ -117,7 +124,7 @@ def perform(recipe: Recipe, field: Field, name: str, run: Any, task: Any, store:
 def with_best_rate(run: Any, store: Store, field: Field) -> tuple[Any, dict[str, float]]:
     """The run with the rate of its best trial, if any was made, and how good each was, by their rates."""
     trials = store.matching(run.trials) if run.trials else []
-    found = {trial["config"]["lr"]: field.goodness(trial) for trial in trials}
+    found = {trial.get("config", trial)["lr"]: field.goodness(trial) for trial in trials}
     if not found:
         return run, {}
     return replace(run, lr=max(found, key=lambda lr: found[lr])), {f"{lr:g}": found[lr] for lr in sorted(found)}
@@ -143,7 +150,7 @@ class Sweep:
     paused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.store = Store(self.args.out / self.recipe.place)
+        self.store = _store(self.recipe, self.args)
         self.store.folder.mkdir(parents=True, exist_ok=True)
         self.deadline = time.time() + self.args.time if self.args.time else float("inf")
         self.last_start = min(self.deadline, time.time() + self.args.start if self.args.start else float("inf"))
@@ -187,6 +194,7 @@ class Sweep:
         options = ["--data", str(self.args.data), "--out", str(self.args.out), "--seeds", str(self.args.seeds)]
         options += [f"--{flag}" for flag in ("tiny", "eager") if getattr(self.args, flag)]
         options += ["--epochs", str(self.args.epochs)] if self.args.epochs else []
+        options += ["--published", str(self.args.published)] if self.args.published else []
         options += ["--model", self.args.model] if self.args.model else []
         command = [sys.executable, "-m", self.recipe.module, *options, "--one", name, "--deadline", str(self.deadline)]
         threads = str(max(1, (os.cpu_count() or 1) // self.args.workers))

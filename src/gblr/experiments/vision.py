@@ -40,7 +40,7 @@ class Vision(Field):
         return train_run(run, task, place.device, sources, place.state, place.deadline, place.say, place.eager)
 
     def goodness(self, record: Record) -> float:
-        return record["test"]["accuracy"]
+        return record["accuracy"] if "accuracy" in record else record["test"]["accuracy"]
 
     def summary(self, record: Record) -> str:
         test, train = record["test"]["accuracy"], record["train"]["accuracy"]
