@@ -170,7 +170,7 @@ def test_big_batches_are_fitted_in_pieces_with_the_same_result(monkeypatch):
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
     twin = copy.deepcopy(model)
     convert_(model, LowRankConfig(0.6))
-    monkeypatch.setattr(convert_module, "_BATCH_NUMBERS", 2 * 16 * 16)
+    monkeypatch.setattr(convert_module, "room", lambda device: 2 * 16 * 16)
     convert_(twin, LowRankConfig(0.6))
     for a, b in zip(model, twin, strict=True):
         torch.testing.assert_close(a.weight, b.weight)

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gblr.fitting.metric import GramMetric, PlainMetric, make_metric
+from gblr.fitting.metric import GramMetric, PlainMetric, PreparedAtOnce, make_metric
 from tests.fitting.baselines import randn, random_gram
 
 
@@ -36,6 +36,23 @@ def test_content_on_a_given_interval_is_the_least_squares_solution(length, rank,
     found = GramMetric(gram).restrict(target, torch.tensor(start), torch.tensor(size), max(size))
     for i in range(2):
         torch.testing.assert_close(found[i], best_content(target[i], gram[i], start[i], size[i]), rtol=1e-6, atol=1e-8)
+
+
+@settings(max_examples=25)
+@given(st.integers(2, 9), st.integers(1, 3), st.integers(0, 99), st.data())
+def test_contents_are_the_same_whether_blocks_are_prepared_one_by_one_or_at_once(length, rank, seed, data):
+    target, gram = case(length, rank, seed)
+    metric, num = GramMetric(gram), 3
+    start, size = (
+        torch.tensor(data.draw(st.lists(st.lists(numbers, min_size=num, max_size=num), min_size=2, max_size=2)))
+        for numbers in (st.integers(0, length - 1), st.integers(0, length))
+    )
+    one_by_one = metric.prepare(start, size)
+    at_once = PreparedAtOnce(metric, start, size, max(1, int(size.max())))
+    for k in range(num):
+        expected = metric.restrict(target, start[:, k], size[:, k], int(size[:, k].max()))
+        torch.testing.assert_close(one_by_one.restrict(target, k), expected)
+        torch.testing.assert_close(at_once.restrict(target, k), expected, rtol=1e-6, atol=1e-8)
 
 
 @settings(max_examples=25)

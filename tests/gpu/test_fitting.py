@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import gblr
-from gblr.fitting import descent
+from gblr.fitting import descent, metric
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,3 +23,14 @@ def test_visits_that_are_captured_fit_as_visits_one_by_one(block_rank, weighted,
     one_by_one = gblr.fit(weight, config, gram)
     torch.testing.assert_close(captured.to_dense(), one_by_one.to_dense(), rtol=1e-4, atol=1e-4)
     assert captured.num_mults == one_by_one.num_mults
+
+
+def test_blocks_whose_systems_are_solved_at_once_fit_as_one_by_one(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    weight, inputs = torch.randn(96, 64, generator=generator).cuda(), torch.randn(300, 64, generator=generator).cuda()
+    config = gblr.GaudiConfig(0.4, block_rank=4)
+    at_once = gblr.fit(weight, config, inputs.T @ inputs)
+    monkeypatch.setattr(metric, "room", lambda device: 0)
+    one_by_one = gblr.fit(weight, config, inputs.T @ inputs)
+    torch.testing.assert_close(at_once.to_dense(), one_by_one.to_dense(), rtol=1e-3, atol=1e-3)
+    assert at_once.num_mults == one_by_one.num_mults

@@ -19,6 +19,7 @@ from gblr.conversion.sources import Source, Uses, check_weights, read_source, re
 from gblr.fitting.allocate import Choice, allocate
 from gblr.fitting.config import Config, GaudiConfig
 from gblr.fitting.fit import Tick, few_threads, fit_batch, num_ticks, prepare_gram, rank_choices
+from gblr.fitting.room import room
 from gblr.fitting.svd import squared_error, weighted_svd
 from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiLinear, GaudiModule
@@ -28,8 +29,6 @@ from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.packed import PackedGBLR
 from gblr.progress import progress
-
-_BATCH_NUMBERS = 1 << 27  # of weights, and of what a calibrated fit keeps beside them: half a gigabyte in float32
 
 
 @dataclass
@@ -246,9 +245,10 @@ def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def _pieces(group: list[Job]) -> list[list[Job]]:
+    """As many matrices as there is room for, with what a calibrated fit keeps beside them."""
     out_features, in_features = group[0].weight.shape
     numbers = out_features * in_features + (0 if group[0].gram is None else 16 * in_features**2)
-    size = max(1, _BATCH_NUMBERS // numbers)
+    size = max(1, room(group[0].weight.device) // numbers)
     return [group[i : i + size] for i in range(0, len(group), size)]
 
 

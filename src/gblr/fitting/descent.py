@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.intervals import best_interval, interval_mask
-from gblr.fitting.metric import Metric
+from gblr.fitting.metric import Metric, Prepared
 from gblr.fitting.solve import divide, factor_of
 from gblr.fitting.spend import trim, widen
 
@@ -61,10 +61,10 @@ def descend(
 def refit(weight: Tensor, metric: Metric, blocks: Blocks, sweeps: int) -> Blocks:
     """Contents alone: the intervals stay as they are."""
     state = _State(blocks.clone(), weight - blocks.product(), None)
-    longest = blocks.col_size.amax(0).tolist()  # once: a look at each visit would make a GPU wait every time
+    prepared = metric.prepare(blocks.col_start, blocks.col_size)
     for _ in range(sweeps):
-        for k, length in enumerate(longest):
-            _update(state, k, metric, 1, length)
+        for k in range(blocks.u.shape[1]):
+            _update(state, k, metric, 1, prepared)
     return state.blocks
 
 
@@ -121,21 +121,23 @@ class _Visits:
         return graph
 
 
-def _update(state: _State, k: int | Tensor, metric: Metric, align: int, longest: int = 0) -> None:
-    """Gives block k its best columns for its rows, then its best rows for those columns.
+def _update(state: _State, k: int | Tensor, metric: Metric, align: int, prepared: Prepared | None = None) -> None:
+    """Gives block k its best columns for its rows, then its best rows for those columns; intervals that are `prepared`
+    stay.
 
-    A tensor of one number, for graphs, says k on the device. `longest` is that of the block's intervals of columns, for
-    intervals that stay.
+    A tensor of one number, for graphs, says k on the device.
     """
     blocks, residual, price = state.blocks, state.residual, state.price
     u, v = _at(blocks.u, k), _at(blocks.v, k)  # (b, r, out), (b, r, in)
     target = _add_(residual, u, v)  # what block k has to explain
     factor = factor_of(u, u)
     wanted = divide(factor, u @ target)
-    if price is None:
-        content = metric.restrict(wanted, _at(blocks.col_start, k), _at(blocks.col_size, k), longest)
+    if prepared is not None:
+        assert isinstance(k, int)
+        content = prepared.restrict(wanted, k)
         col_worth = content.square().sum(1)
     else:
+        assert price is not None
         content, start, size, col_worth = metric.project(wanted, price * blocks.block_rank, align)
         _put(blocks.col_start, k, start)
         _put(blocks.col_size, k, size)
@@ -145,7 +147,8 @@ def _update(state: _State, k: int | Tensor, metric: Metric, align: int, longest:
     factor = factor_of(weighted, v)
     wanted = divide(factor, (target @ weighted.mT).mT)  # weighted @ target.mT is slower for a single row
     row_worth = wanted.square().sum(1)
-    if price is not None:
+    if prepared is None:
+        assert price is not None
         start, size = best_interval(row_worth, price * blocks.block_rank, align)
         _put(blocks.row_start, k, start)
         _put(blocks.row_size, k, size)

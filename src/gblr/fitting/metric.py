@@ -5,13 +5,15 @@ is the error of the layer's outputs. On the row (output) side both are separable
 the columns, and what some of them leave out the others can make up for.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gblr.fitting.intervals import best_interval, interval_mask
+from gblr.fitting.room import room
 
 _MAX_STARTS = 16  # 8 cost 2 % of the margin over SVD on MiniLM, 32 gain 3 % of it for twice the time
 _LONG_AXIS = 1024  # above it half as many: the factors take starts * length^2 numbers
@@ -45,6 +47,10 @@ class PlainMetric:
     def restrict(self, target: Tensor, start: Tensor, size: Tensor, longest: int) -> Tensor:
         """The content on the given interval, of at most `longest` columns, that is nearest to `target`."""
         return target * interval_mask(start, size, target.shape[-1])[:, None]
+
+    def prepare(self, start: Int[Tensor, "b k"], size: Int[Tensor, "b k"]) -> "Prepared":
+        """For contents of several blocks on intervals that stay as they are."""
+        return Prepared(self, start, size)
 
 
 class GramMetric:
@@ -101,17 +107,69 @@ class GramMetric:
         return torch.zeros_like(content).scatter(2, self.rotation[which][:, None].expand_as(content), content)
 
     def restrict(self, target: Tensor, start: Tensor, size: Tensor, longest: int) -> Tensor:
-        length, longest = target.shape[-1], max(1, longest)
+        part = self.part(start, size, max(1, longest))
+        right = part.take(self.times(target))
+        return part.put(torch.cholesky_solve(right.mT, part.factor).mT, target.shape[-1])
+
+    def part(self, start: Int[Tensor, "*b"], size: Int[Tensor, "*b"], longest: int) -> "Part":
+        """What belongs to the given intervals, of at most `longest` columns."""
         step = torch.arange(longest, device=start.device)
-        index, inside = (start[:, None] + step) % length, step < size[:, None]  # (b, longest)
-        batch = torch.arange(len(start), device=start.device)[:, None, None]
-        system = self.gram[batch, index[:, :, None], index[:, None, :]]
+        index, inside = (start[..., None] + step) % self.gram.shape[-1], step < size[..., None]  # (*b, longest)
+        batch = torch.arange(len(start), device=start.device).view(-1, *[1] * index.dim())
+        system = self.gram[batch, index[..., :, None], index[..., None, :]]
         identity = torch.eye(longest, dtype=system.dtype, device=system.device)
-        system = torch.where(inside[:, :, None] & inside[:, None, :], system, identity)
-        places = index[:, None].expand(-1, target.shape[1], -1)  # (b, r, longest)
-        right = self.times(target).gather(2, places) * inside[:, None]
-        content = torch.cholesky_solve(right.mT, torch.linalg.cholesky_ex(system)[0]).mT * inside[:, None]
-        return torch.zeros_like(target).scatter_add(2, places, content)
+        system = torch.where(inside[..., :, None] & inside[..., None, :], system, identity)
+        return Part(index, inside, torch.linalg.cholesky_ex(system)[0])
+
+    def prepare(self, start: Int[Tensor, "b k"], size: Int[Tensor, "b k"]) -> "Prepared":
+        """On a GPU with the systems of all blocks solved at once: one after the other takes it many times as long."""
+        longest = max(1, int(size.max()))
+        possible = start.is_cuda and start.numel() * longest**2 <= room(start.device)
+        return PreparedAtOnce(self, start, size, longest) if possible else Prepared(self, start, size)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Places of intervals, filled up to equal length, and the Cholesky factor of G there; 1 where they are filled."""
+
+    index: Int[Tensor, "*b longest"]
+    inside: Bool[Tensor, "*b longest"]
+    factor: Float[Tensor, "*b longest longest"]
+
+    def block(self, k: int) -> "Part":
+        return Part(self.index[:, k], self.inside[:, k], self.factor[:, k])
+
+    def take(self, x: Float[Tensor, "b r in"]) -> Float[Tensor, "b r longest"]:
+        return x.gather(2, self.index[:, None].expand(-1, x.shape[1], -1)) * self.inside[:, None]
+
+    def put(self, x: Float[Tensor, "b r longest"], length: int) -> Float[Tensor, "b r in"]:
+        places = self.index[:, None].expand(-1, x.shape[1], -1)
+        return x.new_zeros(*x.shape[:2], length).scatter_add(2, places, x * self.inside[:, None])
+
+
+class Prepared:
+    """Intervals of columns that stay: the best contents on those of block k, whenever asked."""
+
+    def __init__(self, metric: "Metric", start: Int[Tensor, "b k"], size: Int[Tensor, "b k"]):
+        self.metric, self.start, self.size = metric, start, size
+        self.longest = size.amax(0).tolist()  # once: a look at each visit would make a GPU wait every time
+
+    def restrict(self, target: Float[Tensor, "b r in"], k: int) -> Float[Tensor, "b r in"]:
+        return self.metric.restrict(target, self.start[:, k], self.size[:, k], self.longest[k])
+
+
+class PreparedAtOnce(Prepared):
+    """With the inverse factors of all blocks in memory."""
+
+    def __init__(self, metric: GramMetric, start: Int[Tensor, "b k"], size: Int[Tensor, "b k"], longest: int):
+        super().__init__(metric, start, size)
+        self.part = metric.part(start, size, longest)
+        identity = torch.eye(longest, dtype=self.part.factor.dtype, device=start.device)
+        self.inverse = torch.linalg.solve_triangular(self.part.factor, identity, upper=False)
+
+    def restrict(self, target: Float[Tensor, "b r in"], k: int) -> Float[Tensor, "b r in"]:
+        part, inverse = self.part.block(k), self.inverse[:, k]
+        return part.put((part.take(self.metric.times(target)) @ inverse.mT) @ inverse, target.shape[-1])
 
 
 Metric = PlainMetric | GramMetric
