@@ -75,7 +75,7 @@ def test_a_run_waits_for_the_fit_that_it_shares(tmp_path):
     tuned, first = "smollm2-gblr-1-global-tuned-0.5-seed0", "smollm2-gblr-1-global-trainable-0.5-seed0"
     runs = {name: run for name, run in recipe.runs(1).items() if name in (tuned, first)}
     args = parse(recipe, LANGUAGE, ["--data", "x", "--model", "y", "--out", str(tmp_path)])
-    sweep = Sweep(recipe, runs, args)
+    sweep = Sweep(recipe, LANGUAGE, runs, args)
     assert sweep.reason_to_wait(runs[tuned]) == f"for {first}"
     assert runs[tuned].fit == runs[first].fit and runs[first].fit != runs[first].to_dict()
     sweep.waiting.remove(first)

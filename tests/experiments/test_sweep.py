@@ -97,7 +97,7 @@ def test_a_result_appears_complete_or_not_at_all(tmp_path, monkeypatch):
 
 
 def sweep(tmp_path, recipe, runs):
-    return Sweep(recipe, runs, parse(recipe, FIELD, ["--data", "x", "--out", str(tmp_path)]))
+    return Sweep(recipe, FIELD, runs, parse(recipe, FIELD, ["--data", "x", "--out", str(tmp_path)]))
 
 
 def test_a_run_waits_for_the_trials_of_its_rate(tmp_path):
@@ -134,17 +134,35 @@ def test_published_runs_are_not_made_again_and_their_trials_give_the_rate(tmp_pa
     write(published / "cifar10-vit.json", {"command": "x"}, [*rows, {"name": DENSE_RUN, "lr": 1e-3, "accuracy": 83.0}])
     runs = {name: run for name, run in recipe.runs(1).items() if "384-dense" in name}
     options = ["--data", "x", "--out", str(out), "--published", str(published)]
-    goes_on = Sweep(recipe, runs, parse(recipe, FIELD, options))
+    goes_on = Sweep(recipe, FIELD, runs, parse(recipe, FIELD, options))
     assert goes_on.waiting == [f"{trial}0.002"]
     goes_on.store.write(f"{trial}0.002", {"config": {"lr": 2e-3}, "test": {"accuracy": 71.0}})
     run, trials = with_best_rate(runs[DENSE_RUN], goes_on.store, FIELD)
     assert run.lr == 1e-3 and trials == {"0.0005": 70.0, "0.001": 72.0, "0.002": 71.0}
 
 
+def test_runs_are_made_again_if_a_later_trial_found_a_better_rate(tmp_path):
+    recipe, store = cifar10_vit.RECIPE, Store(tmp_path / "cifar10-vit")
+    runs = {name: run for name, run in recipe.runs(1).items() if "384-dense" in name}
+
+    def made(name, lr, accuracy):
+        store.write(name, {"config": {"lr": lr}, "test": {"accuracy": accuracy}})
+
+    made("trial-vit384-dense-lr0.0005", 5e-4, 70.0)
+    made(DENSE_RUN, 5e-4, 83.0)
+    assert DENSE_RUN not in sweep(tmp_path, recipe, runs).waiting
+    made("trial-vit384-dense-lr0.001", 1e-3, 69.0)
+    assert DENSE_RUN not in sweep(tmp_path, recipe, runs).waiting
+    made("trial-vit384-dense-lr0.002", 2e-3, 71.0)
+    assert sweep(tmp_path, recipe, runs).waiting == [DENSE_RUN]
+    made(DENSE_RUN, 2e-3, 84.0)
+    assert sweep(tmp_path, recipe, runs).waiting == []
+
+
 def test_a_folder_without_a_file_of_the_recipe_has_nothing_published(tmp_path):
     options = ["--data", "x", "--out", str(tmp_path / "runs"), "--published", str(tmp_path)]
     runs = cifar10_vit.runs(1)
-    assert Sweep(cifar10_vit.RECIPE, runs, parse(cifar10_vit.RECIPE, FIELD, options)).waiting == list(runs)
+    assert Sweep(cifar10_vit.RECIPE, FIELD, runs, parse(cifar10_vit.RECIPE, FIELD, options)).waiting == list(runs)
 
 
 def test_data_must_be_named(tmp_path, monkeypatch):

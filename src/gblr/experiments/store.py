@@ -41,6 +41,10 @@ class Store:
         names = [name for name in sorted(stored | set(self.published)) if fnmatch(name, pattern)]
         return [self.read(name) if name in stored else self.published[name] for name in names]
 
+    def rate(self, name: str) -> float:
+        """With which a run was made that is there."""
+        return rate_of(self.read(name) if self.path(name).exists() else self.published[name])
+
     def write(self, name: str, record: Record) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         write(self.path(name), plain(record))
@@ -72,6 +76,11 @@ class Store:
         new = file.with_name(f".{file.name}.new")
         torch.save(content, new)
         os.replace(new, file)
+
+
+def rate_of(record: Record) -> float:
+    """The learning rate of a result, or of its published row."""
+    return record.get("config", record)["lr"]
 
 
 def plain(value: Any, digits: int = 6) -> Any:

@@ -16,7 +16,7 @@ import torch
 from gblr.experiments.check import check
 from gblr.experiments.field import Field, Paused, Place
 from gblr.experiments.run import Recipe
-from gblr.experiments.store import Record, Store
+from gblr.experiments.store import Record, Store, rate_of
 
 _PAUSED = 75  # exit code of a run whose time was over: sysexits' "try again"
 _STATUS_SECONDS = 30.0
@@ -38,7 +38,7 @@ def main(recipe: Recipe, field: Field, arguments: Sequence[str] | None = None) -
         return one(recipe, field, args.one, runs[args.one], args)
     if recipe.data != "imagenet":
         _task(recipe, field, args)  # read and prepared once, for all processes
-    return Sweep(recipe, runs, args).go()
+    return Sweep(recipe, field, runs, args).go()
 
 
 def parse(recipe: Recipe, field: Field, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -124,7 +124,7 @@ def perform(recipe: Recipe, field: Field, name: str, run: Any, task: Any, store:
 def with_best_rate(run: Any, store: Store, field: Field) -> tuple[Any, dict[str, float]]:
     """The run with the rate of its best trial, if any was made, and how good each was, by their rates."""
     trials = store.matching(run.trials) if run.trials else []
-    found = {trial.get("config", trial)["lr"]: field.goodness(trial) for trial in trials}
+    found = {rate_of(trial): field.goodness(trial) for trial in trials}
     if not found:
         return run, {}
     return replace(run, lr=max(found, key=lambda lr: found[lr])), {f"{lr:g}": found[lr] for lr in sorted(found)}
@@ -139,9 +139,12 @@ def _device_name(device: str) -> str:
 
 @dataclass
 class Sweep:
-    """Runs as processes, `--workers` at a time; a result that is there is not made again."""
+    """Runs as processes, `--workers` at a time; a result that is there is not made again, unless trials that came after
+    it found a better rate.
+    """
 
     recipe: Recipe
+    kind: Field
     runs: dict[str, Any]
     args: argparse.Namespace
     waiting: list[str] = field(default_factory=list)
@@ -154,11 +157,20 @@ class Sweep:
         self.store.folder.mkdir(parents=True, exist_ok=True)
         self.deadline = time.time() + self.args.time if self.args.time else float("inf")
         self.last_start = min(self.deadline, time.time() + self.args.start if self.args.start else float("inf"))
-        self.waiting = [name for name in self.runs if not self.store.has(name)]
+        self.outdated = [name for name in self.runs if self._is_outdated(name)]
+        self.waiting = [name for name in self.runs if not self.store.has(name) or name in self.outdated]
         self.told = time.time()
+
+    def _is_outdated(self, name: str) -> bool:
+        if not self.store.has(name):
+            return False
+        best, trials = with_best_rate(self.runs[name], self.store, self.kind)
+        return bool(trials) and self.store.rate(name) != best.lr
 
     def go(self) -> int:
         print(f"{len(self.runs)} runs, {len(self.runs) - len(self.waiting)} of them there already", flush=True)
+        if self.outdated:
+            print(f"made again, as the best of their trials has another rate: {', '.join(self.outdated)}", flush=True)
         try:
             while self.running or self._startable():
                 while len(self.running) < self.args.workers and (name := self._startable()):
