@@ -94,6 +94,34 @@ def _best(rows: Sequence[Record]) -> float | None:
     return (max if rows[0]["higher_is_better"] else min)(values) if values else None
 
 
+def untrained_by_cost(record: Record) -> str:
+    """One line per method, what it ends with at each cost without training; without fits that only begin a training,
+    and methods that lose the model at every cost.
+    """
+    rows = [row for row in final_rows(record) if not row["epochs"] and not row["kind"].endswith("-trainable")]
+    costs = _costs(rows)
+    lines = []
+    for (kind,), mine in groups(rows, "kind").items():
+        if mine[0]["method"] == "dense":
+            lines.append(["dense", *(number(_value(mine[0]), digits_of(mine[0])) for _ in costs)])
+        elif any(_value(row) < _HUGE for row in mine):
+            lines.append([label(kind), *(_best_bold(mine, rows, cost) for cost in costs)])
+    return markdown_table(["method", *(f"cost {cost:g}" for cost in costs)], lines, 1)
+
+
+def _best_bold(mine: Sequence[Record], rows: Sequence[Record], cost: float) -> str:
+    found = [row for row in mine if row["relative_cost"] == cost]
+    if not found:
+        return ""
+    rivals = [_value(row) for row in rows if row["relative_cost"] == cost and row["method"] != "dense"]
+    text = number(_value(found[0]), digits_of(found[0]))
+    return f"**{text}**" if _value(found[0]) == (max if found[0]["higher_is_better"] else min)(rivals) else text
+
+
+def _value(row: Record) -> float:
+    return row["test"][row["metric"]]
+
+
 def trained(record: Record) -> str:
     """One line per method and kind of training; what counts most at each cost, over seeds, the best bold."""
     rows = [row for row in final_rows(record) if row["epochs"]]

@@ -109,11 +109,10 @@ def all_rows(columns: Sequence[Column], num_left: int = 0) -> Callable[[Record],
     return table
 
 
-def spearman_by_cost(record: Record, calibration: str | None = None) -> str:
+def spearman_by_cost(record: Record) -> str:
     """One line per method, allocation and calibration, one column per cost asked; the best of a column is bold."""
     keys = ("method", "allocation", "calibration")
     chosen = [row for row in record["rows"] if row.get("cost") is not None]
-    chosen = [row for row in chosen if calibration is None or row["calibration"] == calibration]
     costs = sorted({row["cost"] for row in chosen}, reverse=True)
     best = {cost: max(row["spearman"] for row in chosen if row["cost"] == cost) for cost in costs}
     lines: dict[tuple[str, ...], dict[float, str]] = {}

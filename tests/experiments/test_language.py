@@ -241,6 +241,7 @@ def test_missing_text_is_named(data, tmp_path):
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOOK = runpy.run_path(str(DOCS / "_build" / "results_tables.py"))
+TABLES = runpy.run_path(str(DOCS / "_build" / "language_tables.py"))
 
 
 def record(name, run, value, reached, **more):
@@ -258,6 +259,7 @@ def published(tmp_path, monkeypatch):
     runs = smollm2_wikitext.RECIPE.runs(1)
     for label, value, stages in (
         ("dense-seed0", 23.5, {}),
+        ("gblr-1-0.7-seed0", 26.0, {"fitted": {"wikitext2": 27.0}, "refitted": {"wikitext2": 26.0}}),
         ("gblr-1-0.5-seed0", 30.0, {"fitted": {"wikitext2": 33.0}, "refitted": {"wikitext2": 30.0}}),
         ("low-rank-0.5-seed0", 40.0, {"fitted": {"wikitext2": 50.0}, "refitted": {"wikitext2": 40.0}}),
         ("low-rank-plain-0.5-seed0", 900.0, {"fitted": {"wikitext2": 900.0}}),
@@ -283,8 +285,8 @@ def test_tables_show_every_stage_and_the_best_bold(published):
     table = HOOK["render"]("smollm2-wikitext.json", "untrained").splitlines()
     assert table[0] == "| method | 0.7: fitted | refitted | cost | 0.5: fitted | refitted | cost |"
     assert "| dense | 23.50 |  | 1 | 23.50 |  | 1 |" in table
-    assert "| GBLR, block_rank 1 |  |  |  | 33.00 | **30.00** | 0.499 |" in table
-    assert "| low rank of the weights alone | **3e+06** |  | 1.000 | 900.00 |  | 0.499 |" in table
+    assert "| GBLR, block_rank 1 | 27.00 | **26.00** | 1.000 | 33.00 | **30.00** | 0.499 |" in table
+    assert "| low rank of the weights alone | 3e+06 |  | 1.000 | 900.00 |  | 0.499 |" in table
     trained = HOOK["render"]("smollm2-wikitext.json", "trained")
     assert "| GBLR, block_rank 1, global budgets | tuned | 0.0003 | **25.00** (0.499) |" in trained
     assert (
@@ -299,6 +301,27 @@ def test_tables_show_every_stage_and_the_best_bold(published):
     assert (published / "images" / "language-smollm2-wikitext-untrained.png").stat().st_size > 1000
     assert not (published / "images" / "language-smollm2-wikitext-trained.png").exists()  # one cost, no line
     assert "`gblr reproduce smollm2-wikitext --model FILE.gguf --data DIR`" in texts
+
+
+def test_a_short_table_has_what_each_method_ends_with(published):
+    table = TABLES["untrained_by_cost"](json.loads((published / "results" / "smollm2-wikitext.json").read_text()))
+    assert table.splitlines() == [
+        "| method | cost 0.7 | cost 0.5 |",
+        "| --- | ---: | ---: |",
+        "| dense | 23.50 | 23.50 |",
+        "| low rank of the weights alone | 3e+06 | 900.00 |",
+        "| low rank |  | 40.00 |",
+        "| GBLR, block_rank 1 | **26.00** | **30.00** |",
+    ]
+
+
+def test_pictures_leave_lost_models_out(published):
+    rows = json.loads((published / "results" / "smollm2-wikitext.json").read_text())["rows"]
+    untrained = [row for row in rows if not row["epochs"]]
+    left = {row["name"] for row in untrained} - {row["name"] for row in publish_language.without_lost(untrained)}
+    assert left == {"smollm2-low-rank-plain-0.7-seed0"}
+    better = [row | {"higher_is_better": True} for row in untrained]
+    assert publish_language.without_lost(better) == better
 
 
 def test_what_is_not_measured_says_how_to_measure_it(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ _RESULTS = (
     "metric", "higher_is_better", "test", "reached_cost", "model_relative_cost", "num_params", "size_bytes", "seconds",
     "device", "commit",
 )  # fmt: skip
+_LOST = 1000.0  # times the perplexity of the dense model
 _IF_THERE = (
     "fitted", "refitted", "fit_seconds", "refit_seconds", "train_tokens", "rate_trials", "curve",
 )  # fmt: skip
@@ -52,6 +53,7 @@ def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
         ("untrained", [row for row in rows if not row["epochs"]]),
         ("trained", [row for row in rows if row["epochs"]]),
     ):
+        mine = without_lost(mine)
         lines = lines_by_kind(mine, "reached_cost", _value)
         dense = [_value(row) for row in mine if row["method"] == "dense"]
         if has_costs(lines):
@@ -61,6 +63,16 @@ def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
                 lines, mean_and_spread(dense) if dense else None, measure, f"{recipe.what} ({label})", higher
             )
             save(figure, images / f"language-{recipe.name}-{label}.png")
+
+
+def without_lost(rows: list[Record]) -> list[Record]:
+    """Rows of a picture: perplexities far beyond that of the dense model, of models that are lost, would flatten all
+    the others.
+    """
+    dense = [_value(row) for row in rows if row["method"] == "dense"]
+    if not dense or rows[0]["higher_is_better"]:
+        return rows
+    return [row for row in rows if _value(row) <= _LOST * max(dense)]
 
 
 def _value(row: Record) -> float:
