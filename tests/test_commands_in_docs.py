@@ -142,12 +142,16 @@ def module_file(module: str) -> Path:
 
 
 def script_options(file: Path) -> set[str]:
-    """Options that `argparse` is told of; recipes share those of their sweep."""
+    """Options that `argparse` is told of; recipes share those of their sweep, publications theirs."""
     text = Path(file).read_text()
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     added = [call.args for call in calls if getattr(call.func, "attr", "") == "add_argument"]
-    shared = re.search(r"from gblr\.experiments\.\w+ import main", text)
-    more = script_options(module_file("gblr.experiments.sweep")) if shared else set()
+    shared = {
+        "gblr.experiments.sweep": r"from gblr\.experiments\.\w+ import main",
+        "gblr.experiments.publishing": r"from gblr\.experiments\.publishing import",
+    }
+    used = (module for module, imported in shared.items() if re.search(imported, text))
+    more = {option for module in used for option in script_options(module_file(module))}
     return {arg.value for args in added for arg in args if isinstance(arg, ast.Constant)} | {"--help"} | more
 
 
