@@ -29,7 +29,9 @@ FITTED = (
     kind("monarch-fitted", "monarch", **_FITTED),
     kind("gblr-1-fitted", "gaudi", **_FITTED),
 )
-_LEARNED = kind("gblr-1-learned", "gaudi", init="low_rank", start_cost=1.0, sigma=(1.0, 100.0), calibration=128)
+_LEARNED = kind(
+    "gblr-1-learned", "gaudi", init="low_rank", start_cost=1.0, sigma=(1.0, 100.0), structure_lr=1e-3, calibration=128
+)
 TUNED = tuple(trained("gpt2-imdb", one, "tuned", "data") for one in (DENSE, *FITTED, _LEARNED))
 _DENSE: dict[str, Any] = {"source": "gpt2-imdb/gpt2-imdb-dense-seed0", "batch_size": 64}
 

@@ -27,7 +27,9 @@ PLAIN = (kind("low-rank-plain", "low rank"), kind("low-rank-plain-global", "low 
 FITTED = fitted_kinds(calibration=128)
 _TUNED = trained_kinds(FITTED)
 # As from scratch: begins at the dense cost, as the truncated SVD, and learns down to its own.
-_LEARNED = kind("gblr-1-learned", "gaudi", init="low_rank", start_cost=1.0, sigma=(1.0, 100.0), calibration=128)
+_LEARNED = kind(
+    "gblr-1-learned", "gaudi", init="low_rank", start_cost=1.0, sigma=(1.0, 100.0), structure_lr=1e-3, calibration=128
+)
 TUNED = tuple(trained("smollm2", one, "tuned", "data") for one in (DENSE, *_TUNED, _LEARNED))
 DISTILLED = tuple(trained("smollm2", one, "distilled", "teacher") for one in (*_TUNED, _LEARNED))
 
