@@ -18,8 +18,8 @@ from gblr.conversion.convert import convert_
 from tests.conversion.streamed import CONFIGS, make_batches, write_llama
 
 
-def main() -> None:
-    source, out, name, *options = sys.argv[1:]
+def main(arguments: list[str]) -> None:
+    source, out, name, *options = arguments
     torch.set_num_threads(1)
     batches = make_batches() if "cal" in options else None
     if "KILL" in os.environ and os.environ.get("RANK", "0") == os.environ.get("KILL_RANK", "0"):
@@ -62,4 +62,4 @@ def limit(more: int, config: object, whole: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

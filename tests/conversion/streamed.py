@@ -1,5 +1,6 @@
 """Small transformers models on disk, and a process that streams one: alone, as one of several, or in little memory."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -37,18 +38,36 @@ def make_batches(num: int = 3) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def start(*arguments: object, processes: int = 1, **environment: str) -> subprocess.Popen[str]:
-    """`tests.conversion.stream_worker` with these arguments."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "tests.conversion.stream_worker"]
-    return subprocess.Popen(
-        [*command, *map(str, arguments)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+def run(*arguments: object, **environment: str) -> tuple[int, str]:
+    """`tests.conversion.stream_worker` with these arguments, in a fresh process: exit code, and all it wrote."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.conversion.stream_worker", *map(str, arguments)], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
         env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"} | environment,
     )  # fmt: skip
+    return done.returncode, done.stdout
 
 
-def run(*arguments: object, processes: int = 1, **environment: str) -> tuple[int, str]:
-    """Exit code, and all that was written."""
-    process = start(*arguments, processes=processes, **environment)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out + err
+def run_together(*arguments: object, processes: int = 1, **environment: str) -> list[int]:
+    """Exit codes of as many processes as `torchrun` would start, from a server that has imported what they need:
+    imports take them far longer than their work. `torchrun` itself is tested by docs/howto/streaming.md.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.conversion.stream_worker"])
+    started = []
+    for rank in range(processes):
+        of_rank = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+        started.append(context.Process(target=_work, args=([*map(str, arguments)], of_rank)))
+        started[-1].start()
+    for process in started:
+        process.join(timeout=120)
+        process.kill()
+        process.join()
+    return [process.exitcode for process in started]  # type: ignore[misc]
+
+
+def _work(arguments: list[str], environment: dict[str, str]) -> None:
+    from tests.conversion import stream_worker
+
+    os.environ.update(environment)
+    stream_worker.main(arguments)

@@ -1,5 +1,6 @@
 """Several processes share a conversion over the disk; one that fails or dies is noticed by the others."""
 
+import signal
 import threading
 import time
 
@@ -9,13 +10,12 @@ from gblr.atomic import appearing, write_json
 from gblr.conversion.checkpoint import from_pretrained
 from gblr.conversion.stream_folder import CLAIM, WORK, OtherConversion, StreamFolder, read_json
 from gblr.conversion.streaming import convert_streaming
-from tests.conversion.streamed import CONFIGS, make_batches, run, write_llama
+from tests.conversion.streamed import CONFIGS, make_batches, run_together, write_llama
 
 
 def test_two_processes_share_the_layers_and_give_the_same_bits(tmp_path):
     source = write_llama(tmp_path / "source")
-    code, written = run(source, tmp_path / "out", "low rank", "cal", processes=2)
-    assert code == 0 and written.count("done") == 2, written
+    assert run_together(source, tmp_path / "out", "low rank", "cal", processes=2) == [0, 0]
     convert_streaming(source, tmp_path / "expected", CONFIGS["low rank"], calibration=make_batches())
     for file in (tmp_path / "expected").iterdir():
         if file.name != CLAIM:
@@ -25,8 +25,8 @@ def test_two_processes_share_the_layers_and_give_the_same_bits(tmp_path):
 
 def test_when_one_of_two_is_killed_the_run_ends_and_can_be_continued_by_one(tmp_path):
     source = write_llama(tmp_path / "source")
-    code, _ = run(source, tmp_path / "out", "low rank", "cal", processes=2, KILL="2", KILL_RANK="1")
-    assert code != 0 and (tmp_path / "out" / WORK).is_dir()
+    codes = run_together(source, tmp_path / "out", "low rank", "cal", processes=2, KILL="2", KILL_RANK="1")
+    assert codes == [1, -signal.SIGKILL] and (tmp_path / "out" / WORK).is_dir()
     convert_streaming(source, tmp_path / "out", CONFIGS["low rank"], calibration=make_batches())
     assert from_pretrained(tmp_path / "out").config.hidden_size == 32
 

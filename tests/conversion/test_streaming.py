@@ -21,7 +21,7 @@ from gblr.layers.split import SplitLinear
 from gblr.layers.structured import MatrixModule
 from gblr.matrices.packed import PackedGBLR
 from tests.conversion.converted import bert, gpt2, llama, output, vit
-from tests.conversion.streamed import make_batches, run, write_llama
+from tests.conversion.streamed import make_batches, run, run_together, write_llama
 
 GAUDI, LOW_RANK = GaudiConfig(0.5, steps=1), LowRankConfig(0.5)
 
@@ -209,7 +209,7 @@ def test_a_run_stopped_between_moving_files_and_the_manifest_goes_on(source, tmp
 
 
 def test_a_process_that_was_really_killed_is_continued(source, tmp_path):
-    code, _ = run(source, tmp_path / "out", "low rank", "cal", KILL="9")
+    (code,) = run_together(source, tmp_path / "out", "low rank", "cal", KILL="9")
     assert code == -9 and (tmp_path / "out" / WORK / "unit-000.safetensors").is_file()
     convert_streaming(source, tmp_path / "out", LOW_RANK, calibration=make_batches())
     convert_streaming(source, tmp_path / "expected", LOW_RANK, calibration=make_batches())
