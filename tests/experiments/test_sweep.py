@@ -165,6 +165,12 @@ def test_a_folder_without_a_file_of_the_recipe_has_nothing_published(tmp_path):
     assert Sweep(cifar10_vit.RECIPE, FIELD, runs, parse(cifar10_vit.RECIPE, FIELD, options)).waiting == list(runs)
 
 
+def test_a_folder_of_published_results_must_be_there(tmp_path):
+    options = ["--data", "x", "--out", str(tmp_path / "runs"), "--published", str(tmp_path / "misspelt")]
+    with pytest.raises(ValueError, match=r"misspelt is no folder; give the one with cifar10-vit\.json"):
+        Sweep(cifar10_vit.RECIPE, FIELD, cifar10_vit.runs(1), parse(cifar10_vit.RECIPE, FIELD, options))
+
+
 def test_data_must_be_named(tmp_path, monkeypatch):
     monkeypatch.delenv("GBLR_DATA", raising=False)
     with pytest.raises(ValueError, match="GBLR_DATA"):

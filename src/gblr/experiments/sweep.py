@@ -84,8 +84,12 @@ def _task(recipe: Recipe, field: Field, args: argparse.Namespace) -> Any:
 
 def _store(recipe: Recipe, args: argparse.Namespace) -> Store:
     """With what is published of the recipe, if there is such a file."""
-    file = None if args.published is None else args.published / recipe.result_file
-    return Store(args.out / recipe.place, file if file is not None and file.exists() else None)
+    if args.published is None:
+        return Store(args.out / recipe.place)
+    if not args.published.is_dir():
+        raise ValueError(f"--published {args.published} is no folder; give the one with {recipe.result_file}.")
+    file = args.published / recipe.result_file
+    return Store(args.out / recipe.place, file if file.exists() else None)
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------
@@ -169,6 +173,8 @@ class Sweep:
 
     def go(self) -> int:
         print(f"{len(self.runs)} runs, {len(self.runs) - len(self.waiting)} of them there already", flush=True)
+        if self.args.published and not self.store.published:
+            print(f"{self.args.published} has no {self.recipe.result_file}: nothing is published yet", flush=True)
         if self.outdated:
             print(f"made again, as the best of their trials has another rate: {', '.join(self.outdated)}", flush=True)
         try:
