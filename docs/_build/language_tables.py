@@ -96,26 +96,25 @@ def _best(rows: Sequence[Record]) -> float | None:
 
 def untrained_by_cost(record: Record) -> str:
     """One line per method, what it ends with at each cost without training; without fits that only begin a training,
-    and methods that lose the model at every cost.
+    and methods that lose the model at every cost. The best of a column is bold where every method has been run.
     """
     rows = [row for row in final_rows(record) if not row["epochs"] and not row["kind"].endswith("-trainable")]
     costs = _costs(rows)
+    kinds = {kind: mine for (kind,), mine in groups(rows, "kind").items() if any(_value(row) < _HUGE for row in mine)}
+    best = {}
+    for cost in costs:
+        rivals = [_value(row) for mine in kinds.values() for row in mine if row["relative_cost"] == cost]
+        if len(rivals) == sum(mine[0]["method"] != "dense" for mine in kinds.values()):
+            best[cost] = (max if rows[0]["higher_is_better"] else min)(rivals)
     lines = []
-    for (kind,), mine in groups(rows, "kind").items():
+    for kind, mine in kinds.items():
+        values = {row["relative_cost"]: _value(row) for row in mine}
         if mine[0]["method"] == "dense":
-            lines.append(["dense", *(number(_value(mine[0]), digits_of(mine[0])) for _ in costs)])
-        elif any(_value(row) < _HUGE for row in mine):
-            lines.append([label(kind), *(_best_bold(mine, rows, cost) for cost in costs)])
+            values = dict.fromkeys(costs, _value(mine[0]))
+        cells = {cost: number(value, digits_of(mine[0])) for cost, value in values.items()}
+        bold = {cost for cost, value in values.items() if value == best.get(cost) and mine[0]["method"] != "dense"}
+        lines.append([label(kind), *(f"**{cells[c]}**" if c in bold else cells.get(c, "") for c in costs)])
     return markdown_table(["method", *(f"cost {cost:g}" for cost in costs)], lines, 1)
-
-
-def _best_bold(mine: Sequence[Record], rows: Sequence[Record], cost: float) -> str:
-    found = [row for row in mine if row["relative_cost"] == cost]
-    if not found:
-        return ""
-    rivals = [_value(row) for row in rows if row["relative_cost"] == cost and row["method"] != "dense"]
-    text = number(_value(found[0]), digits_of(found[0]))
-    return f"**{text}**" if _value(found[0]) == (max if found[0]["higher_is_better"] else min)(rivals) else text
 
 
 def _value(row: Record) -> float:

@@ -27,8 +27,6 @@ from gblr.experiments import (
 from gblr.experiments.publishing import (
     MOST_SEEDS,
     has_costs,
-    head_of,
-    joined,
     kind_of,
     lines_by_kind,
     mean_and_spread,
@@ -36,9 +34,10 @@ from gblr.experiments.publishing import (
     publish,
     save,
     tell,
+    write_rows,
 )
 from gblr.experiments.run import Recipe
-from gblr.experiments.store import Record, Store, read_rows, write
+from gblr.experiments.store import Record, Store
 
 _MODULES = (
     cifar10_vit, cifar10_mixer, cifar10_finetune, cifar10_resnet, cifar100_vit, imagenet_vit_scratch,
@@ -85,10 +84,7 @@ def analyse(runs: Path, docs: Path, keep: bool = False) -> bool:
         if record["config"]["method"] == "gaudi":
             row |= {"by_type": record["by_type"]} | ({"layers": record["layers"]} if record["seed"] == 0 else {})
         rows.append(row)
-    file = docs / "results" / recipe.result_file
-    if keep and file.exists():
-        rows = joined(rows, read_rows(file), recipe)
-    write(file, head_of(recipe, records), rows)
+    write_rows(recipe, records, rows, docs, keep)
     for record in records:
         if (blocks := store.load_blocks(record["name"])) is not None:
             draw_masks(record, blocks, docs / "images")

@@ -45,11 +45,7 @@ def publish(
     records = stored_runs(recipe, runs)
     if not records:
         return False
-    file = docs / "results" / recipe.result_file
-    rows = [row_of(record) for record in records]
-    if keep and file.exists():
-        rows = joined(rows, read_rows(file), recipe)
-    write(file, head_of(recipe, records), rows)
+    rows = write_rows(recipe, records, [row_of(record) for record in records], docs, keep)
     draw(recipe, [row for row in rows if not row["trial"]], docs / "images")
     return True
 
@@ -60,10 +56,16 @@ def stored_runs(recipe: Recipe, runs: Path) -> list[Record]:
     return [store.read(name) for name in recipe.runs(MOST_SEEDS) if store.has(name)]
 
 
-def joined(rows: list[Record], present: list[Record], recipe: Recipe) -> list[Record]:
-    """Both, without the present rows of runs that were made anew, in the order of the recipe."""
-    found = {row["name"]: row for row in (*present, *rows)}
-    return [found[name] for name in recipe.runs(MOST_SEEDS) if name in found]
+def write_rows(recipe: Recipe, records: list[Record], rows: list[Record], docs: Path, keep: bool) -> list[Record]:
+    """The rows of the result file: those given and, to `keep` them, the present ones of runs not made anew."""
+    file, head = docs / "results" / recipe.result_file, head_of(recipe, records)
+    if keep and file.exists():
+        found = {row["name"]: row for row in (*read_rows(file), *rows)}
+        rows = [found[name] for name in recipe.runs(MOST_SEEDS) if name in found]
+    if devices := {row["device"]: None for row in rows if "device" in row}:
+        head["device"] = ", ".join(devices)
+    write(file, head, rows)
+    return rows
 
 
 def kind_of(record: Record) -> str:

@@ -148,7 +148,7 @@ class Sweep:
     """
 
     recipe: Recipe
-    kind: Field
+    area: Field
     runs: dict[str, Any]
     args: argparse.Namespace
     waiting: list[str] = field(default_factory=list)
@@ -168,7 +168,7 @@ class Sweep:
     def _is_outdated(self, name: str) -> bool:
         if not self.store.has(name):
             return False
-        best, trials = with_best_rate(self.runs[name], self.store, self.kind)
+        best, trials = with_best_rate(self.runs[name], self.store, self.area)
         return bool(trials) and self.store.rate(name) != best.lr
 
     def go(self) -> int:
