@@ -155,7 +155,7 @@ def train_config(run: TextRun, place: Place, target: float, learns: bool) -> Tra
         weight_decay=run.weight_decay, warmup=run.warmup, clip_norm=run.clip, seed=run.seed,
         budget=run.learned_to(target) if learns else None, sigma=run.sigma_schedule if learns else None,
         precision="fp16" if on_gpu else "no",  # blocks of rank 1 that partly cancel do not bear bfloat16
-        compile=on_gpu and not place.eager,
+        cuda_graphs=on_gpu and not place.eager,
         eval_every=run.epochs / _ROWS, checkpoint_every=run.epochs,  # the end too: judging takes long
     )  # fmt: skip
 

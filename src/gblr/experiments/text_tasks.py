@@ -22,6 +22,7 @@ from gblr.workflows.similarity_task import spearman
 
 _CALIBRATION_BATCH = 4  # of windows: several runs share a GPU, and logits of a large vocabulary take the most
 _EVAL_BATCH = 64
+_MULTIPLE = 8  # of tokens: few lengths to capture, and what matrix units ask for
 _ORDERED = 64  # batches within which sentences are sorted by length
 
 
@@ -150,7 +151,7 @@ class Sentences:
 
     def batch(self, index: Tensor) -> dict[str, Tensor]:
         lengths = self.lengths[index]
-        longest = int(lengths.max())
+        longest = min(self.tokens.shape[1], -(-int(lengths.max()) // _MULTIPLE) * _MULTIPLE)
         mask = torch.arange(longest) < lengths[:, None]
         return {"input_ids": self.tokens[index][:, :longest].long(), "attention_mask": mask.long()}
 

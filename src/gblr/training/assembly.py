@@ -56,6 +56,8 @@ class Assembly:
         self.whole: nn.Module | None = None
         self.learner: StructureLearner | None = None
         self._was_training = model.training
+        if config.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
+            raise ValueError("`cuda_graphs` is for one process with a CUDA device; train without it here.")
         model.train()
         model.to(accelerator.device)
         if self.is_sharded:
@@ -69,7 +71,8 @@ class Assembly:
         for group in groups:
             group["initial_lr"] = group["lr"]
         self._clipped = [p for group in groups if group["name"] != "structure" for p in group["params"]]
-        self.optimizer: Any = accelerator.prepare_optimizer(torch.optim.AdamW(groups, betas=config.betas))
+        how = {"fused": True, "capturable": True} if config.cuda_graphs else {}
+        self.optimizer: Any = accelerator.prepare_optimizer(torch.optim.AdamW(groups, betas=config.betas, **how))
         self.average = None if config.ema is None else Average(model, config.ema)
 
     @property
@@ -97,13 +100,22 @@ class Assembly:
         at_budget = learner.step >= learner.budget.last_share * learner.total_steps
         return at_budget and float(learner.layers[0].sigma) == learner.sigma.final
 
-    def step(self, number: int) -> None:
+    def settle_rates(self) -> None:
+        """After the optimizer's state is restored: a captured step reads its rates from the device."""
+        if self.config.cuda_graphs:
+            for group in self.bare_optimizer.param_groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=self.accelerator.device)
+
+    def step(self) -> None:
         """Clips, steps and clears; the learner hangs on the optimizer's step."""
         if self.config.clip_norm is not None:
             self.accelerator.unscale_gradients(self.optimizer)
             clip_(self._clipped, self.config.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def update_average(self, number: int) -> None:
+        """After step `number`."""
         if self.average is not None and not self.optimizer.step_was_skipped:
             self.average.update(number)
 

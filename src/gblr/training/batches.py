@@ -154,7 +154,7 @@ def make_batches(
 
 def num_samples(batch: Any) -> int:
     """Length of the first axis of the first tensor."""
-    for leaf in _tensors(batch):
+    for leaf in tensors_in(batch):
         if leaf.dim() > 0:
             return len(leaf)
     raise ValueError(
@@ -166,30 +166,31 @@ def num_samples(batch: Any) -> int:
 def cut(batch: Any, begin: int, end: int) -> Any:
     """Samples begin .. end - 1 of a batch."""
     size = num_samples(batch)
-    return _map(lambda t: t[begin:end] if t.dim() > 0 and len(t) == size else t, batch)
+    return map_tensors(lambda t: t[begin:end] if t.dim() > 0 and len(t) == size else t, batch)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    return _map(lambda t: t.to(device, non_blocking=True), batch)
+    return map_tensors(lambda t: t.to(device, non_blocking=True), batch)
 
 
-def _map(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """Over all tensors; mappings such as a tokenizer's BatchEncoding come back as dicts."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        return {key: _map(function, value) for key, value in batch.items()}
+        return {key: map_tensors(function, value) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        return tuple(_map(function, value) for value in batch)
+        return tuple(map_tensors(function, value) for value in batch)
     return batch
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """All of them, in an order that depends on the keys and places alone."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, (Mapping, tuple, list)):
         for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 def _set_epoch(data: Any, epoch: int) -> None:

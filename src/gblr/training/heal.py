@@ -154,18 +154,23 @@ def distillation_loss(
         found = batch_call(model, batch)
         kind = match if match != "auto" else output_kind(goal)
         goal, found = output_tensor(goal, kind), output_tensor(found, kind)
-        real = padding_of(batch)
-        if real is not None and goal.shape[: real.dim()] == real.shape:
-            goal, found = goal[real], found[real]
+        goal, found, weight = goal.float(), found.float(), _weights(padding_of(batch), goal)
         if kind == "hidden":
-            return (found.float() - goal.float()).square().sum() / goal.float().square().sum().clamp(min=1e-30)
-        goal, found = (values.float().flatten(0, -2) / temperature for values in (goal, found))
-        divergence = nn.functional.kl_div(
-            found.log_softmax(-1), goal.log_softmax(-1), reduction="batchmean", log_target=True
-        )
-        return divergence * temperature**2
+            missing, size = ((values.square().sum(-1) * weight).sum() for values in (found - goal, goal))
+            return missing / size.clamp(min=1e-30)
+        goal, found = ((values / temperature).log_softmax(-1) for values in (goal, found))
+        divergence = nn.functional.kl_div(found, goal, reduction="none", log_target=True).sum(-1)
+        return (divergence * weight).sum() / weight.sum() * temperature**2
 
     return loss
+
+
+def _weights(real: Tensor | None, outputs: Tensor) -> Tensor:
+    """Of each position, 0 for padding. Products with it do what an index would wait for the device for."""
+    weight = torch.ones(outputs.shape[:-1], device=outputs.device)
+    if real is None or weight.shape[: real.dim()] != real.shape:
+        return weight
+    return weight * real.to(weight).view(*real.shape, *[1] * (weight.dim() - real.dim()))
 
 
 def without_dropout(model: nn.Module) -> None:

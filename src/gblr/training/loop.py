@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from gblr.training.processes import is_one_of_several, mean_over_processes
 from gblr.training.rates import rate_at, set_rates
 from gblr.training.records import Records, Row, line_of
 from gblr.training.rng import derived_seed, seed_all
+from gblr.training.step_graphs import StepGraphs
 from gblr.training.train_checkpoint import Progress, Stored, find_last, save_best, save_last
 from gblr.training.train_config import TrainConfig
 
@@ -115,6 +116,7 @@ class Run:
         device = parts.accelerator.device
         self._losses = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         self._note = ""
+        self.graphs = StepGraphs(lambda batch: self._learn([batch]), device) if self.config.cuda_graphs else None
 
     def start(self, resume: bool, example_inputs: Any) -> None:
         """From the beginning, or from where `out/last` is."""
@@ -127,6 +129,7 @@ class Run:
             self.out.mkdir(parents=True, exist_ok=True)
             remove(self.out / "last")
             remove(self.out / "best")
+        self.parts.settle_rates()
         self.parts.start_learner(self.plan.total_steps, self._examples(example_inputs))
         if stored:
             stored.restore_learner_and_random_numbers()
@@ -177,13 +180,22 @@ class Run:
         parts, config = self.parts, self.config
         share = rate_at(step, self.plan.total_steps, config.schedule, config.warmup, config.final_lr)
         set_rates(parts.bare_optimizer, share)
-        for micro in range(config.accumulate):
-            with parts.accelerator.accumulate(parts.model):
-                loss = self.objective(parts.model, next(stream), step * config.accumulate + micro)
-                parts.accelerator.backward(loss)
-            self._losses += loss.detach() / config.accumulate
-        parts.step(step)
+        if self.graphs is not None:
+            self.graphs(next(stream))
+        else:
+            self._learn(islice(stream, config.accumulate), step * config.accumulate)
+        parts.update_average(step)
         self.at.step, self.at.num_losses = step + 1, self.at.num_losses + 1
+
+    def _learn(self, batches: Iterable[Any], first: int = 0) -> None:
+        """From all of them together; `first` is the number of the first in the run."""
+        parts = self.parts
+        for number, batch in enumerate(batches, first):
+            with parts.accelerator.accumulate(parts.model):
+                loss = self.objective(parts.model, batch, number)
+                parts.accelerator.backward(loss)
+            self._losses += loss.detach() / self.config.accumulate
+        parts.step()
 
     # -- beside the steps ----------------------------------------------------------------------------------------
 
@@ -221,7 +233,7 @@ class Run:
             "step": self.at.step,
             "epoch": self._epoch,
             "seconds": self._seconds(),
-            "lr": self.parts.bare_optimizer.param_groups[0]["lr"],
+            "lr": float(self.parts.bare_optimizer.param_groups[0]["lr"]),
             "train_loss": float(mean_over_processes(self._losses)) / max(1, self.at.num_losses),
         }
         return row | {name: value for name, value in (learner.metrics() if learner else {}).items() if name != "step"}

@@ -3,6 +3,7 @@
 import math
 from typing import Literal
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 RateShape = Literal["cosine", "linear", "constant"]
@@ -27,4 +28,8 @@ def rate_at(step: int, total_steps: int, shape: RateShape, warmup: float = 0.0, 
 def set_rates(optimizer: Optimizer, share: float) -> None:
     """Every group's learning rate at that share of its full one, `initial_lr`."""
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * share
+        rate = group["initial_lr"] * share
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)  # where a captured step reads it
+        else:
+            group["lr"] = rate

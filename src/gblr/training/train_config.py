@@ -35,6 +35,10 @@ class TrainConfig:
     takes half of the batches. `ema` is the decay of an average of the weights, which evaluation then uses; structure is
     copied, not averaged.
 
+    `cuda_graphs` captures the step as a CUDA graph, one for each shape of batch, and replays it: several times as fast
+    for small models, whose kernels take longer to launch than to run. The model and a loss of yours must not wait for
+    the device then, and batches should have few shapes. On one GPU, without `accumulate`, `mixup` and `cutmix`.
+
     `eval_every` and `checkpoint_every` count epochs, fractions allowed. `parallel` matters under `torchrun` only:
     "ddp", or "fsdp" to shard parameters too; None follows the environment variable GBLR_PARALLEL, else "ddp".
 
@@ -66,6 +70,7 @@ class TrainConfig:
     seed: int = 0
     num_workers: int = 0
     compile: bool = False
+    cuda_graphs: bool = False
     parallel: Parallel | None = None
     find_unused: bool = False
     tensorboard: bool = False
@@ -91,6 +96,8 @@ class TrainConfig:
             raise ValueError(f"`label_smoothing` must lie in [0, 1); got {self.label_smoothing}.")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"`ema` is a decay in (0, 1), such as 0.999, or None for off; got {self.ema}.")
+        if self.cuda_graphs and (self.accumulate > 1 or self.mixup or self.cutmix):
+            raise ValueError("`cuda_graphs` captures one step as it is: leave out `accumulate`, `mixup` and `cutmix`.")
         if self.sigma is not None and self.budget is None:
             raise ValueError("`sigma` is the schedule of a learned structure: give a `budget` too.")
 
