@@ -181,11 +181,14 @@ def test_samples_held_out_are_judged_and_not_trained_on():
 
 
 def test_sentences_are_filled_up_within_their_batch_alone():
-    task = generated_sentences()
+    """To the next multiple of 8, if tokens reach so far: few lengths are few graphs to capture."""
+    task = generated_sentences(longest=30)
     run = TextRun("minilm", "low rank", aim="teacher", batch_size=8)
     for batch in task.training(run):
         mask = batch["attention_mask"]
-        assert mask.shape == batch["input_ids"].shape and mask.sum(1).max() == mask.shape[1] and len(mask) == 8
+        assert mask.shape == batch["input_ids"].shape and len(mask) == 8
+        longest = int(mask.sum(1).max())
+        assert mask.shape[1] == min(30, -(-longest // 8) * 8)
     pairs = task.training(replace(run, aim="data"))[0]
     assert pairs["input_ids"].shape[:2] == (8, 2) and pairs["scores"].shape == (8,)
 
