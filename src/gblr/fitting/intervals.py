@@ -24,7 +24,7 @@ def best_interval(
     cells = gain[..., : num_cells * align].unflatten(-1, (num_cells, align)).sum(-1) - align * price[..., None]
     divides = num_cells * align == length
     if num_cells == 0:
-        start = size = torch.zeros(gain.shape[:-1], dtype=torch.long, device=gain.device)
+        start = size = torch.zeros(cells.shape[:-1], dtype=torch.long, device=gain.device)
         run_value = torch.zeros_like(price)
     else:
         start, size = _best_run(cells, cyclic=divides)
@@ -76,6 +76,11 @@ def _best_run(value: Tensor, cyclic: bool) -> tuple[Tensor, Tensor]:
         start = torch.where(wraps, hole_end, start)
         size = torch.where(wraps, length - (hole_end - hole_start), size)
     return start % length, size
+
+
+def of_block(values: Tensor, k: int | Tensor) -> Tensor:
+    """Those of block k, along the second axis. A tensor of one number, for graphs, says k on the device."""
+    return values[:, k] if isinstance(k, int) else values.index_select(1, k)[:, 0]
 
 
 def _run_value(value: Tensor, start: Tensor, size: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gblr.fitting.intervals import best_interval, interval_mask
+from gblr.fitting.intervals import best_interval, interval_mask, of_block
 from gblr.fitting.room import room
 
 _MAX_STARTS = 16  # 8 cost 2 % of the margin over SVD on MiniLM, 32 gain 3 % of it for twice the time
@@ -136,8 +136,8 @@ class Part:
     inside: Bool[Tensor, "*b longest"]
     factor: Float[Tensor, "*b longest longest"]
 
-    def block(self, k: int) -> "Part":
-        return Part(self.index[:, k], self.inside[:, k], self.factor[:, k])
+    def block(self, k: int | Tensor) -> "Part":
+        return Part(*(of_block(values, k) for values in (self.index, self.inside, self.factor)))
 
     def take(self, x: Float[Tensor, "b r in"]) -> Float[Tensor, "b r longest"]:
         return x.gather(2, self.index[:, None].expand(-1, x.shape[1], -1)) * self.inside[:, None]
@@ -150,16 +150,21 @@ class Part:
 class Prepared:
     """Intervals of columns that stay: the best contents on those of block k, whenever asked."""
 
+    knows_turns = False  # whether k may be a tensor, for graphs
+
     def __init__(self, metric: "Metric", start: Int[Tensor, "b k"], size: Int[Tensor, "b k"]):
         self.metric, self.start, self.size = metric, start, size
         self.longest = size.amax(0).tolist()  # once: a look at each visit would make a GPU wait every time
 
-    def restrict(self, target: Float[Tensor, "b r in"], k: int) -> Float[Tensor, "b r in"]:
+    def restrict(self, target: Float[Tensor, "b r in"], k: int | Tensor) -> Float[Tensor, "b r in"]:
+        assert isinstance(k, int)
         return self.metric.restrict(target, self.start[:, k], self.size[:, k], self.longest[k])
 
 
 class PreparedAtOnce(Prepared):
     """With the inverse factors of all blocks in memory."""
+
+    knows_turns = True
 
     def __init__(self, metric: GramMetric, start: Int[Tensor, "b k"], size: Int[Tensor, "b k"], longest: int):
         super().__init__(metric, start, size)
@@ -167,8 +172,8 @@ class PreparedAtOnce(Prepared):
         identity = torch.eye(longest, dtype=self.part.factor.dtype, device=start.device)
         self.inverse = torch.linalg.solve_triangular(self.part.factor, identity, upper=False)
 
-    def restrict(self, target: Float[Tensor, "b r in"], k: int) -> Float[Tensor, "b r in"]:
-        part, inverse = self.part.block(k), self.inverse[:, k]
+    def restrict(self, target: Float[Tensor, "b r in"], k: int | Tensor) -> Float[Tensor, "b r in"]:
+        part, inverse = self.part.block(k), of_block(self.inverse, k)
         return part.put((part.take(self.metric.times(target)) @ inverse.mT) @ inverse, target.shape[-1])
 
 

@@ -9,9 +9,11 @@ from torch import Tensor
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.intervals import best_interval, best_window, interval_mask
 from gblr.fitting.metric import Metric
-from gblr.fitting.solve import divide, factor_of
+from gblr.fitting.room import room
+from gblr.fitting.solve import factor_of
 
-_BISECTIONS = 20
+_BITS = 20  # of a price
+_AT_ONCE = 5  # of them in one round on a GPU, where many prices take as long as one
 # Of what is left, in each round. The last ones take all of it: several, as each may reach the end of an axis.
 _SHARES = (0.5, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0)
 _LEAST_GAIN = 1e-10  # of the weight's size: a matrix that is met up to rounding needs no more
@@ -21,7 +23,7 @@ def trim(blocks: Blocks, worth: tuple[Tensor, Tensor], budget: Float[Tensor, " b
     """Shortens the intervals, where their contents matter least, until the cost is at most `budget`.
 
     `worth` says for rows and for columns what the error loses by each element of each block, (b, k, out) and (b, k,
-    in). Each interval keeps its best part at the one price per element that meets the budget, found by bisection. Where
+    in). Each interval keeps its best part at the one price per element that meets the budget, found by halving. Where
     none would be kept at that price, the best block is shortened to the budget.
     """
     inside = (
@@ -30,20 +32,29 @@ def trim(blocks: Blocks, worth: tuple[Tensor, Tensor], budget: Float[Tensor, " b
     )
     row_worth, col_worth = (w * i / blocks.block_rank for w, i in zip(worth, inside, strict=True))
 
-    def at(price: Tensor) -> Blocks:
-        prices = price[:, None].expand(blocks.live.shape)
-        row_start, row_size = best_interval(row_worth, prices, align)
-        col_start, col_size = best_interval(col_worth, prices, align)
-        return Blocks(blocks.u, blocks.v, row_start, row_size, col_start, col_size)
+    def at(prices: Float[Tensor, "b p"]) -> list[Int[Tensor, "b p k"]]:
+        num = prices.shape[1]
+        each = prices[:, :, None].expand(-1, -1, blocks.live.shape[1])
+        sides = (worth[:, None].expand(-1, num, -1, -1) for worth in (row_worth, col_worth))
+        return [found for side in sides for found in best_interval(side, each, align)]
 
     low, high = torch.zeros_like(budget), torch.maximum(row_worth.amax((1, 2)), col_worth.amax((1, 2))).to(budget) * 2
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        over = at(middle).cost() > budget
-        low, high = torch.where(over, middle, low), torch.where(over, high, middle)
-    found = at(high)
+    bits = _bits_at_once(row_worth.numel() + col_worth.numel(), low.device)
+    share = torch.arange(1, 1 << bits, device=low.device) / (1 << bits)
+    for _ in range(_BITS // bits):
+        prices = low[:, None] + (high - low)[:, None] * share
+        _, row_size, _, col_size = at(prices)
+        cost = blocks.block_rank * ((row_size + col_size) * ((row_size > 0) & (col_size > 0))).sum(-1)  # (b, p)
+        above = ((cost > budget[:, None]) * torch.arange(1, 1 << bits, device=low.device)).amax(1, keepdim=True)
+        edges = torch.cat([low[:, None], prices, high[:, None]], 1)
+        low, high = edges.gather(1, above)[:, 0], edges.gather(1, above + 1)[:, 0]
+    found = Blocks(blocks.u, blocks.v, *(side[:, 0] for side in at(high[:, None])))
     found = found.where(found.cost() > 0, _best_block(blocks, (row_worth, col_worth), budget, align))
     return blocks.where(blocks.cost() <= budget, found).masked()
+
+
+def _bits_at_once(numel: int, device: torch.device) -> int:
+    return _AT_ONCE if device.type == "cuda" and numel << _AT_ONCE <= room(device) else 1
 
 
 def _best_block(blocks: Blocks, worth: tuple[Tensor, Tensor], budget: Tensor, align: int) -> Blocks:
@@ -110,7 +121,7 @@ def _gains(weight: Tensor, metric: Metric, blocks: Blocks) -> tuple[Float[Tensor
     for left, right, missing in sides:
         factor = factor_of(left.flatten(0, 1), right.flatten(0, 1))
         wanted = (missing @ left.flatten(1, 2).mT).mT  # (b, k r, out or in)
-        found.append(divide(factor, wanted.reshape(-1, blocks.block_rank, wanted.shape[-1])).square().sum(1))
+        found.append(factor.divide(wanted.reshape(-1, blocks.block_rank, wanted.shape[-1])).square().sum(1))
     rows, cols = (gain.view(*blocks.live.shape, -1) for gain in found)
     outside = (
         ~interval_mask(blocks.row_start, blocks.row_size, rows.shape[-1]) & blocks.live[..., None],

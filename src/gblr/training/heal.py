@@ -24,7 +24,7 @@ from gblr.layers.gaudi import GaudiModule
 from gblr.training.budget import Budget
 from gblr.training.loop import TrainResult, train
 from gblr.training.schedules import SigmaSchedule
-from gblr.training.train_config import TrainConfig
+from gblr.training.train_config import Precision, TrainConfig
 
 Match = Literal["auto", "logits", "hidden"]
 
@@ -132,7 +132,7 @@ def _distill(
     for parameter in frozen:
         parameter.requires_grad_(False)
     try:
-        loss = distillation_loss(teacher, match, temperature)
+        loss = distillation_loss(teacher, match, temperature, config.precision)
         return train(model, batches, config=config, out=None if folder is None else folder / "train", loss=loss)
     finally:
         teacher.train(was_training)
@@ -141,14 +141,16 @@ def _distill(
 
 
 def distillation_loss(
-    teacher: nn.Module, match: Match = "auto", temperature: float = 1.0
+    teacher: nn.Module, match: Match = "auto", temperature: float = 1.0, precision: Precision = "no"
 ) -> Callable[[nn.Module, Any], Tensor]:
     """A loss for `gblr.train`: how far the model's outputs on a batch are from the teacher's. Dropout is turned off: it
-    would be an error that nothing can learn away.
+    would be an error that nothing can learn away. `precision` is that of the teacher's products, as in `TrainConfig`.
     """
+    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        with torch.no_grad():
+        device = next(teacher.parameters()).device.type
+        with torch.no_grad(), torch.autocast(device, dtype, enabled=precision != "no"):
             goal = batch_call(teacher, batch)
         without_dropout(model)
         found = batch_call(model, batch)
