@@ -137,6 +137,18 @@ def trained(record: Record) -> str:
     return markdown_table(["method", "training", "lr", *(f"cost {cost:g}" for cost in costs)], lines, 2)
 
 
+def distilled_by_cost(record: Record) -> str:
+    """One line per method that was trained to the dense model's outputs, with the dense model above them."""
+    rows = final_rows(record)
+    dense = next(row for row in rows if row["method"] == "dense" and not row["epochs"])
+    rows = [row for row in rows if row["epochs"] and row["kind"].endswith("-distilled")]
+    costs = _costs(rows)
+    lines = [["dense", *(number(_value(dense), digits_of(dense)) for _ in costs)]]
+    for (kind,), mine in groups(rows, "kind").items():
+        lines.append([label(kind), *(_cell(mine, rows, cost) for cost in costs)])
+    return markdown_table(["method", *(f"cost {cost:g}" for cost in costs)], lines, 1)
+
+
 def _cell(mine: Sequence[Record], rivals: Sequence[Record], cost: float) -> str:
     found = [row for row in mine if row["relative_cost"] == cost]
     if not found:

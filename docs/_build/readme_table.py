@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from language_tables import untrained_by_cost
+from language_tables import distilled_by_cost, untrained_by_cost
 from results_tables import COMMANDS, RESULTS, Record, cifar10, command_results, markdown_table
 from vision_tables import by_cost
 
@@ -49,21 +49,24 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "cifar10-vit.json": headline,
     "smollm2-wikitext.json": untrained_by_cost,
     "minilm-recovery.json": untrained_by_cost,
+    "minilm-recovery.json distilled": distilled_by_cost,
     "cifar10-learning.json": by_projection,
     "cpu.json": cpu_by_batch,
     "commands.json": demo,
 }
 
 
-def markers(file: str) -> tuple[str, str]:
-    return f"<!-- {file}: begin -->", f"<!-- {file}: end -->"
+def markers(table: str) -> tuple[str, str]:
+    return f"<!-- {table}: begin -->", f"<!-- {table}: end -->"
 
 
-def block(file: str) -> str:
+def block(table: str) -> str:
+    """A table is named by its file, and by a word more where a file has several."""
+    file = table.split()[0]
     path = RESULTS / file
     if not path.exists():
         return f"Not measured yet: `{COMMANDS[file]}` writes `docs/results/{file}`."
-    return TABLES[file](json.loads(path.read_text()))
+    return TABLES[table](json.loads(path.read_text()))
 
 
 def with_tables(text: str) -> str:
