@@ -31,7 +31,7 @@ def load_hugging_face(source: str, task: str | None, dtype: torch.dtype | None) 
     more = _file_in(place)
     task = task or ("text-generation" if more else None)
     config = _config(transformers, place, source, more)
-    model, absent = _weights(transformers, place, _class(transformers, config, task, source), dtype, source, more)
+    model, absent = _weights(place, _class(transformers, config, task, source), config, dtype, source, more)
     loaded = describe(model, source, place)
     if absent:
         loaded.note = f"{len(absent)} weights are not in {source} and random, {absent[0]} among them"
@@ -201,11 +201,13 @@ def _class(transformers: Any, config: Any, task: str | None, source: str) -> Any
 
 
 def _weights(
-    transformers: Any, place: str, cls: Any, dtype: torch.dtype | None, source: str, more: dict[str, str]
+    place: str, cls: Any, config: Any, dtype: torch.dtype | None, source: str, more: dict[str, Any]
 ) -> tuple[nn.Module, list[str]]:
     """The model, and the names of weights that the files lack."""
     folder = Path(place).parent if more else place
     kept = dtype or (torch.float32 if more else "auto")
+    if more:
+        more = more | {"config": config}  # reading it once more takes seconds: a .gguf file has the vocabulary in it
     try:
         model, info = cls.from_pretrained(folder, dtype=kept, output_loading_info=True, **more)
     except OSError as error:
