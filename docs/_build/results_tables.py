@@ -293,6 +293,19 @@ def command_results(record: Record, only: str = "") -> str:
     return markdown_table(heads, rows, num_left=3)
 
 
+def conv_layers(record: Record) -> str:
+    """One line per layer and cost, one column per method: time over dense; for GBLR the form that was the fastest."""
+    methods = list(dict.fromkeys(row["method"] for row in record["rows"]))
+    lines: dict[tuple[str, float], dict[str, str]] = {}
+    for row in record["rows"]:
+        form = f" ({row['form']})" if row["form"] else ""
+        lines.setdefault((row["layer"], row["cost"]), {})[row["method"]] = f"{row['ratio']:.2f}{form}"
+    rows = [
+        [layer, f"{cost:g}", *(cells.get(method, "") for method in methods)] for (layer, cost), cells in lines.items()
+    ]
+    return markdown_table(["layer", "cost", *methods], rows, num_left=1)
+
+
 _DIGITS_MEANS = (("relative_cost", ".3f"), ("accuracy", ".2f"), ("seconds", ".0f"))
 
 TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
@@ -312,6 +325,7 @@ TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("commands.json", ""): command_times,
     ("commands.json", "results"): command_results,
     ("cpu.json", ""): cpu_layers,
+    ("conv.json", ""): conv_layers,
     ("cpu.json", "floors"): all_rows(CPU_FLOORS, num_left=1),
     ("cpu.json", "models"): cpu_models,
     **VISION_TABLES,
@@ -325,6 +339,7 @@ COMMANDS = {
     "cifar10-weights.json": "python -m gblr.experiments.cifar10_learning --data DIR",
     "digits.json": "python examples/learn_digits.py --seeds 4",
     "cpu.json": "python benchmarks/bench_cpu.py --out docs/results/cpu.json",
+    "conv.json": "python benchmarks/bench_conv.py --out docs/results/conv.json",
     "gpu.json": "python benchmarks/bench_gpu.py --out docs/results/gpu.json",
     "commands.json": "python benchmarks/bench_commands.py --minilm MINILM --data DATA --out docs/results/commands.json",
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",

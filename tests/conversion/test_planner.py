@@ -142,7 +142,7 @@ def test_without_example_inputs_multiplications_are_counted():
     for row in report.rows:
         layer = model.get_submodule(row.layer)
         assert row.form_seconds == {} and layer.planned is None
-        assert layer.form == row.form == forms.expected_form(layer.matrix)
+        assert layer.form == row.form == layer.expected_form(layer.matrix)
     assert "not measured" in report.notes[0]
 
 
@@ -348,7 +348,7 @@ def test_checkpoints_from_before_there_were_forms_load(tmp_path, image):
     (tmp_path / "gblr.json").write_text(json.dumps(manifest))
     loaded = load_(Model(), tmp_path).eval()
     for layer in layers_of(loaded).values():
-        assert layer.planned is None and layer.form == forms.expected_form(layer.matrix)
+        assert layer.planned is None and layer.form == layer.expected_form(layer.matrix)
     with torch.no_grad():
         assert_same(loaded(image), model(image), 1e-5)
 

@@ -55,3 +55,8 @@ def assert_up_to_date(layer: MatrixModule, x: Tensor, tolerance: float = 1e-5) -
         quick = layer(x)
     for y in (quick, layer(x).detach()):
         assert y.dtype == expected.dtype and (y - expected).norm() <= tolerance * expected.norm()
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).detach().norm() <= tolerance * expected.detach().norm()

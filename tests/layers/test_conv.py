@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+import gblr
 from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.low_rank import LowRankMatrix
 from gblr.matrices.packed import PackedGBLR
 from tests.helpers import assert_close, compiled, raises_value_error
 from tests.layers.gaudi_layers import STRUCTURE, scatter_blocks
+from tests.layers.packed_layers import assert_near, each_form, needs_kernels, plan_as
+from tests.ops.packed_blocks import random_packed
 from tests.shape_hook import shapes_unchecked
 
 GEOMETRIES = [
@@ -111,6 +114,48 @@ def test_hardening_is_exact_without_smoothing(generator):
     packed = PackedGBLR.from_gblr(layer.to_matrix())
     x = torch.randn(2, 3, 7, 8, generator=generator)
     assert_close(StructuredConv2d(packed, layer.geometry, layer.bias)(x), layer(x))
+
+
+@each_form
+@pytest.mark.parametrize("case", [{}, {"stride": 2, "padding": 1}, {"padding": 1, "padding_mode": "circular"}], ids=str)
+def test_every_form_of_a_hardened_convolution_is_that_of_the_dense_layer(form, case, generator):
+    geometry = ConvGeometry.of(nn.Conv2d(3, 10, 3, **case))
+    layer = StructuredConv2d(random_packed(10, 27, 6, 2), geometry, torch.linspace(-1, 1, 10)).eval()
+    plan_as(layer, form)
+    x = torch.randn(2, 3, 7, 8, generator=generator)
+    expected = layer.to_dense_layer()(x)
+    with torch.no_grad():
+        assert_near(layer(x), expected)
+    assert_near(layer(x), expected)
+    assert_near(layer(x[0]), expected[0])
+    (layer(x) * 2).sum().backward()
+    assert bool(layer.u.grad.any()) and bool(layer.v.grad.any())
+
+
+@pytest.mark.parametrize("method", [gblr.LowRankConfig, gblr.MonarchConfig, gblr.PixelflyConfig, gblr.BlastConfig])
+def test_small_convolutions_are_run_as_such(method, monkeypatch, generator):
+    """Patches written out as vectors took up to seven times as long as the dense layer."""
+    conv = nn.Conv2d(16, 32, 3, padding=1)
+    model = nn.Sequential(conv).eval()
+    gblr.convert_(model, method(0.5), where=gblr.conv_layers())
+    monkeypatch.setattr(ConvGeometry, "unfold", None)
+    x = torch.randn(2, 16, 6, 6, generator=generator)
+    assert_near(model(x), model[0].to_dense_layer()(x))
+
+
+def test_wide_convolutions_gain_by_their_own_products(monkeypatch, generator):
+    matrix = gblr.fit(torch.randn(288, 90, generator=generator), gblr.BlastConfig(0.3))
+    layer = StructuredConv2d(matrix, ConvGeometry(10, (3, 3)), torch.randn(288, generator=generator))
+    x = torch.randn(2, 10, 6, 6, generator=generator)
+    expected = layer.to_dense_layer()(x)
+    monkeypatch.setattr(ConvGeometry, "weight", None)
+    assert_near(layer(x), expected)
+
+
+@needs_kernels
+def test_the_packed_form_is_expected_where_it_pays_for_the_patches():
+    few, many = (StructuredConv2d(random_packed(n, 27, 6, 2), ConvGeometry(3, (3, 3))).eval() for n in (10, 2000))
+    assert few.form != "packed" and many.form == "packed"
 
 
 def test_structure_stays_float32_under_casts(generator):

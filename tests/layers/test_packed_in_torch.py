@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.helpers import compiled
 from tests.layers.packed_layers import (
+    assert_near,
     assert_up_to_date,
     each_form,
     needs_kernels,
@@ -26,12 +27,6 @@ from tests.layers.packed_layers import (
     plain,
 )
 from tests.shape_hook import shapes_unchecked
-
-
-def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).detach().norm() <= tolerance * expected.detach().norm()
-
 
 # torch.compile
 

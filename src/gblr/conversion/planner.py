@@ -76,12 +76,12 @@ def form_times(layer: MatrixModule, x: Tensor, graphs: bool = False) -> Times:
     matrix = layer.matrix
     assert isinstance(matrix, PackedGBLR)
     dtype = matrix.u.dtype  # the input may have another, inside of autocast
-    x, bias = layer.product_input(x).to(dtype), None if layer.bias is None else layer.bias.to(dtype)
+    x, bias = x.to(dtype), None if layer.bias is None else layer.bias.to(dtype)
     derived = {form: forms.derive(form, matrix) for form in forms.possible_forms(matrix)}
-    cold = graphs or (x.is_cpu and x.numel() <= _FEW_VECTORS * matrix.shape[1])
+    cold = graphs or (x.is_cpu and layer.num_vectors(x) <= _FEW_VECTORS)
     made, per_run = {}, {}
     for form, tensors in derived.items():
-        calls = [partial(forms.multiply, form, each, x, bias) for each in (_copies(tensors) if cold else [tensors])]
+        calls = [partial(layer.by_form, form, each, x, bias) for each in (_copies(tensors) if cold else [tensors])]
         made[form], per_run[form] = (captured(calls), len(calls)) if graphs else (_in_turn(calls), 1)
     # the least time of each: other programs make calls slower, never faster
     first = {form: min(found) for form, found in zip(made, interleaved(list(made.values()), x.device, 2), strict=True)}

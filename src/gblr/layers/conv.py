@@ -1,9 +1,11 @@
 """The same layers over convolutions: a weight (out, in, kh, kw) is the matrix out x (in * kh * kw) (paper A.8.1).
 
-The matrix is applied to every patch of the image: by one convolution with the composed weight, or by a convolution with
-the right factor followed by a 1 x 1 convolution with the left one.
+The matrix is applied to every patch of the image: by one convolution with the composed weight; by a convolution with
+the right factor followed by a 1 x 1 convolution with the left one; or to patches that are written out as vectors, which
+takes as long as `UNFOLDING` multiplications for each of their numbers, so that only large layers gain by it.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,8 +14,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gblr.layers.gaudi import GaudiModule
+from gblr.layers.prepared import autocast_dtype
 from gblr.layers.structured import MatrixModule, matrix_repr
+from gblr.matrices import forms
 from gblr.matrices.base import StructuredMatrix
+from gblr.matrices.forms import UNFOLDING, Form
+from gblr.matrices.gblr import GBLRMatrix
+from gblr.matrices.low_rank import LowRankMatrix
+from gblr.matrices.packed import PackedGBLR
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
@@ -42,6 +50,10 @@ class ConvGeometry:
     def in_features(self) -> int:
         return self.in_channels * self.kernel_size[0] * self.kernel_size[1]
 
+    def num_positions(self, x: Float[Tensor, "*b c h w"]) -> int:
+        """Patches of the images, borders aside."""
+        return x.numel() // (self.in_channels * self.stride[0] * self.stride[1])
+
     def weight(self, matrix: Float[Tensor, "out in"]) -> Float[Tensor, "out c kh kw"]:
         return matrix.unflatten(1, (self.in_channels, *self.kernel_size))
 
@@ -65,6 +77,14 @@ class ConvGeometry:
     def convolve(self, x: Tensor, weight: Float[Tensor, "o c kh kw"], bias: Tensor | None) -> Tensor:
         padding = self.padding if self.padding_mode == "zeros" else 0
         return nn.functional.conv2d(self.pad(x), weight, bias, self.stride, padding, self.dilation)
+
+    def convolve_twice(
+        self, x: Tensor, right: Float[Tensor, "ranks in"], left: Float[Tensor, "out ranks"], bias: Tensor | None
+    ) -> Tensor:
+        """With the weight left @ right, which is not composed; torch has no convolution of no channels."""
+        if not len(right):
+            return self.convolve(x, self.weight(left @ right), bias)
+        return nn.functional.conv2d(self.convolve(x, self.weight(right), None), left[:, :, None, None], bias)
 
     def unfold(self, x: Float[Tensor, "*b c h w"]) -> tuple[Float[Tensor, "*b positions in"], tuple[int, int]]:
         """Patches as vectors, and the height and width of the output."""
@@ -128,12 +148,10 @@ class GaudiConv2d(GaudiModule):
 
     def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
         u, v = self.flat_factors()
-        stride = self.geometry.stride
-        if self.composes(x.numel() // (self.geometry.in_channels * stride[0] * stride[1])):
+        if self.composes(self.geometry.num_positions(x)):
             y = self.geometry.convolve(x, self.geometry.weight(u.T @ v), self.bias)
         else:
-            z = self.geometry.convolve(x, self.geometry.weight(v), None)
-            y = nn.functional.conv2d(z, u.T[:, :, None, None], self.bias)
+            y = self.geometry.convolve_twice(x, v, u.T, self.bias)
         if self.training:
             self.num_positions = y.numel() // self.out_features
         return y
@@ -158,16 +176,44 @@ class StructuredConv2d(MatrixModule):
         self.geometry = geometry
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
-    def product_input(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b places in"]:
-        return self.geometry.unfold(x)[0]
-
     def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
-        patches, (height, width) = self.geometry.unfold(x)
-        y = self._product(patches)
-        return y.mT.unflatten(-1, (height, width))
+        if (y := self.multiply(x, self.bias)) is not None:
+            return y
+        matrix, bias = self.matrix, self.bias
+        if (dtype := autocast_dtype(x)) is not None:
+            x, matrix = x.to(dtype), matrix.to(dtype)
+        bias = None if bias is None else bias.to(x.dtype)
+        if isinstance(matrix, LowRankMatrix):
+            return self.geometry.convolve_twice(x, matrix.v, matrix.u.T, bias)
+        if not _unfolds(matrix):
+            return self.geometry.convolve(x, self.geometry.weight(matrix.to_dense()), bias)
+        patches, size = self.geometry.unfold(x)
+        y = matrix.matmul(patches)
+        return (y if bias is None else y + bias).mT.unflatten(-1, size)
+
+    def by_form(self, form: Form, derived: forms.Derived, x: Tensor, bias: Tensor | None) -> Tensor:
+        if form == "dense":
+            return self.geometry.convolve(x, self.geometry.weight(derived.tensors[0]), bias)
+        if form == "factors":
+            return self.geometry.convolve_twice(x, derived.tensors[1], derived.tensors[0], bias)
+        patches, size = self.geometry.unfold(x)
+        return forms.multiply(form, derived, patches, bias).mT.unflatten(-1, size)
+
+    def expected_form(self, matrix: PackedGBLR) -> Form:
+        return forms.expected_form(matrix, unfolds=True)
+
+    def num_vectors(self, x: Tensor) -> int:
+        return self.geometry.num_positions(x)
 
     def to_dense_layer(self) -> nn.Conv2d:
         return self.geometry.dense_layer(self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"{matrix_repr(self.matrix)}, bias={self.bias is not None}, {self.geometry}"
+
+
+def _unfolds(matrix: StructuredMatrix) -> bool:
+    """Whether its own product, on patches, should take less time than a convolution with the composed weight."""
+    if isinstance(matrix, GBLRMatrix | PackedGBLR):
+        return False  # what they cost stands in their tensors, and packed ones have forms
+    return UNFOLDING * matrix.shape[1] + matrix.num_mults < math.prod(matrix.shape)

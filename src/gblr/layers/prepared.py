@@ -48,7 +48,7 @@ class PreparedModule(nn.Module):
         kept: dict[str, Any] = {}
         if self._can_derive():
             matrix: PackedGBLR = self.matrix  # type: ignore[assignment]
-            form = self.planned if self.planned in forms.possible_forms(matrix) else forms.expected_form(matrix)
+            form = self.planned if self.planned in forms.possible_forms(matrix) else self.expected_form(matrix)
             # what inference mode makes could not be used for training afterwards
             with torch.inference_mode(False), torch.no_grad():
                 stamp = forms.Stamp(matrix.u, matrix.v)
@@ -95,7 +95,7 @@ class PreparedModule(nn.Module):
             return None
         return bound(x, bias)
 
-    def multiply(self, x: Float[Tensor, "*b in"], bias: Tensor | None) -> Float[Tensor, "*b out"] | None:
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """W x + bias by the form, or None where the matrix itself has to do it."""
         compiling = torch.compiler.is_compiling()
         if not self.is_packed or not (compiling or is_plain_eager()):
@@ -116,7 +116,14 @@ class PreparedModule(nn.Module):
             x, tensors = x.to(dtype), tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
-        return forms.multiply(form, forms.Derived(tensors, sizes), x, bias)
+        return self.by_form(form, forms.Derived(tensors, sizes), x, bias)
+
+    def by_form(self, form: Form, derived: forms.Derived, x: Tensor, bias: Tensor | None) -> Tensor:
+        """W x + bias with what the form derived."""
+        return forms.multiply(form, derived, x, bias)
+
+    def expected_form(self, matrix: PackedGBLR) -> Form:
+        return forms.expected_form(matrix)
 
     def _is_trained(self, compiling: bool) -> bool:
         """Whether gradients must reach the contents; or may change them, unseen by a compiled graph."""

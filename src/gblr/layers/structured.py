@@ -47,9 +47,9 @@ class MatrixModule(PreparedModule):
     def in_features(self) -> int:
         return self._template.shape[1]
 
-    def product_input(self, x: Tensor) -> Float[Tensor, "*b in"]:
-        """The vectors that the matrix is applied to, of what the layer is given."""
-        return x
+    def num_vectors(self, x: Tensor) -> int:
+        """To how many the matrix is applied, in what the layer is given."""
+        return x.numel() // max(1, self.in_features)
 
     def _product(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
         """W x + bias for every vector along the last axis of `x`."""

@@ -28,6 +28,8 @@ PACKED_MULT = 1.15
 # The same on a GPU in half precision, where blocks fill whole tiles and where they do not; and what the numbers between
 # the two products cost, which decides for small layers (docs/results/gpu.json)
 TILED_MULT, PADDED_MULT, BETWEEN_MULTS = 1.7, 2.3, 700_000
+# Writing a patch of an image out as a vector, for each of its numbers, in multiplications of a convolution
+UNFOLDING = 110
 
 
 class Derived(NamedTuple):
@@ -77,9 +79,13 @@ def is_filled(matrix: PackedGBLR) -> bool:
     )
 
 
-def expected_form(matrix: PackedGBLR) -> Form:
-    """The form that should be the fastest, by counting multiplications; `harden_` with example inputs measures."""
-    return min(possible_forms(matrix), key=lambda form: _time(form, matrix))
+def expected_form(matrix: PackedGBLR, unfolds: bool = False) -> Form:
+    """The form that should be the fastest, by counting multiplications; `harden_` with example inputs measures.
+
+    `unfolds`: the matrix is that of a convolution, and the packed form takes patches written out as vectors.
+    """
+    more = {"packed": UNFOLDING * matrix.shape[1]} if unfolds else {}
+    return min(possible_forms(matrix), key=lambda form: _time(form, matrix) + more.get(form, 0))
 
 
 def plain_form(matrix: PackedGBLR) -> Form:
