@@ -64,7 +64,7 @@ def test_recipes_know_their_names_and_the_order_of_their_runs(name):
     for run in runs.values():
         assert 0 < run.relative_cost <= 1 and (run.held_out or not run.epochs or run.epochs >= 1)
         if run.trials:
-            assert sum(1 for name in trials if Path(name).match(run.trials)) == 3
+            assert sum(1 for name in trials if Path(name).match(run.trials)) >= 3
         if run.after:
             assert any(Path(name).match(run.after) and other.fit["method"] == run.method
                        for name, other in runs.items())  # fmt: skip
