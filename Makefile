@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # --no-compile: Python compiles what is imported, at its first import; compiling all that is installed takes long.
+# It must be allowed to keep that: otherwise each process that a test starts compiles transformers anew, for 12 s.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 INSTALL_INPUTS := pyproject.toml setup.py constraints.txt $(shell find src/gblr/ops -name "*.cpp" -o -name "*.h")
 
