@@ -32,6 +32,20 @@ def test_a_compiled_model_trains_alike_and_is_given_back_uncompiled():
     assert nets[1]._compiled_call_impl is None
 
 
+def crash_once(run, monkeypatch):
+    """In the middle of an epoch, after a checkpoint."""
+    one_step = Run.one_step
+
+    def crash(self, number, stream):
+        if number == 13:
+            raise RuntimeError("crash")
+        one_step(self, number, stream)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="crash"):
+        patch.setattr(Run, "one_step", crash)
+        run()
+
+
 def test_resuming_changes_no_bit(tmp_path, monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)
 
@@ -42,16 +56,7 @@ def test_resuming_changes_no_bit(tmp_path, monkeypatch):
         )
 
     expected, whole = run()
-    one_step = Run.one_step
-
-    def crash(self, number, stream):
-        if number == 13:
-            raise RuntimeError("crash")
-        one_step(self, number, stream)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="crash"):
-        patch.setattr(Run, "one_step", crash)
-        run(tmp_path)
+    crash_once(lambda: run(tmp_path), monkeypatch)
     net, result = run(tmp_path)
     assert without_seconds(result.history) == without_seconds(whole.history)
     for name, value in expected.state_dict().items():
@@ -126,16 +131,7 @@ def test_captured_runs_resume(tmp_path, monkeypatch):
         )
 
     _, whole = run()
-    one_step = Run.one_step
-
-    def crash(self, number, stream):
-        if number == 13:
-            raise RuntimeError("crash")
-        one_step(self, number, stream)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="crash"):
-        patch.setattr(Run, "one_step", crash)
-        run(tmp_path)
+    crash_once(lambda: run(tmp_path), monkeypatch)
     _, result = run(tmp_path)
     for first, second in zip(whole.history, result.history, strict=True):
         assert second["train_loss"] == pytest.approx(first["train_loss"], rel=1e-3)

@@ -19,7 +19,7 @@ from gblr.fitting.blocks import Blocks
 from gblr.fitting.graphs import captured
 from gblr.fitting.intervals import best_interval, interval_mask, of_block
 from gblr.fitting.metric import Metric, Prepared
-from gblr.fitting.solve import factor_of, is_captured_with
+from gblr.fitting.solve import factor_of, never_waits
 from gblr.fitting.spend import trim, widen
 
 _RAMP = 0.5  # share of the sweeps in which the budget falls; 0.3 to 0.7 made no difference
@@ -91,7 +91,7 @@ class _Visits:
     def __init__(self, state: _State, metric: Metric, align: int, prepared: Prepared | None = None):
         self.state, self.metric, self.align, self.prepared = state, metric, align, prepared
         self.num_blocks = state.blocks.u.shape[1]
-        can_be = is_captured_with(state.blocks.block_rank, state.residual.device)
+        can_be = never_waits(state.blocks.block_rank, state.residual.device)
         can_be = can_be and (prepared is None or prepared.knows_turns)
         self.graph = self._captured() if can_be and self.num_blocks > 2 else None
 

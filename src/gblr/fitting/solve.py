@@ -36,7 +36,7 @@ def factor_of(a: Float[Tensor, "b r n"], b: Float[Tensor, "b r n"]) -> Factor:
     if a.shape[1] == 1:
         return Factor((a * b).sum(2, keepdim=True).clamp(min=1e-30).sqrt())
     gram = a.double() @ b.double().mT
-    if is_captured_with(a.shape[1], a.device):
+    if never_waits(a.shape[1], a.device):
         kernels = triton_module(_KERNELS)
         assert kernels is not None
         return Factor(kernels.inverse_factor(gram, _JITTER, a.dtype), is_inverse=True)
@@ -47,7 +47,7 @@ def factor_of(a: Float[Tensor, "b r n"], b: Float[Tensor, "b r n"]) -> Factor:
     return Factor(found.to(a.dtype))
 
 
-def is_captured_with(block_rank: int, device: torch.device) -> bool:
+def never_waits(block_rank: int, device: torch.device) -> bool:
     """Whether blocks of that rank are solved without waiting for the device, as a CUDA graph asks."""
     if device.type != "cuda":
         return False

@@ -28,7 +28,8 @@ PACKED_MULT = 1.15
 # The same on a GPU in half precision, where blocks fill whole tiles and where they do not; and what the numbers between
 # the two products cost, which decides for small layers (docs/results/gpu.json)
 TILED_MULT, PADDED_MULT, BETWEEN_MULTS = 1.7, 2.3, 700_000
-# Writing a patch of an image out as a vector, for each of its numbers, in multiplications of a convolution
+# Writing a patch of an image out as a vector, for each of its numbers, in multiplications of a convolution; on a CPU
+# (docs/dev/kernels.md), and taken for a GPU too until it is measured there
 UNFOLDING = 110
 
 

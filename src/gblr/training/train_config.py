@@ -35,9 +35,10 @@ class TrainConfig:
     takes half of the batches. `ema` is the decay of an average of the weights, which evaluation then uses; structure is
     copied, not averaged.
 
-    `cuda_graphs` captures the step as a CUDA graph, one for each shape of batch, and replays it: several times as fast
-    for small models, whose kernels take longer to launch than to run. The model and a loss of yours must not wait for
-    the device then, and batches should have few shapes. On one GPU, without `accumulate`, `mixup` and `cutmix`.
+    `cuda_graphs` captures the step as a CUDA graph, one for each shape of batch, and replays it: for small models,
+    whose kernels take longer to launch than to run. The model and a loss of yours must not wait for the device then,
+    and batches should have few shapes: those after the first 64 are not captured. On one GPU, without `accumulate`,
+    `mixup` and `cutmix`.
 
     `eval_every` and `checkpoint_every` count epochs, fractions allowed. `parallel` matters under `torchrun` only:
     "ddp", or "fsdp" to shard parameters too; None follows the environment variable GBLR_PARALLEL, else "ddp".
