@@ -51,15 +51,17 @@ def by_cost(record: Record, model: str = "") -> str:
     means = {key: statistics.fmean(row["accuracy"] for row in found) for key, found in cells.items()}
     lines = []
     for network, kind in groups(rows, "model", "kind"):
-        line = [network, KINDS.get(kind, kind), f"{_seeds(rows, network, kind)}"]
+        line = [network, KINDS.get(kind, kind), _seeds([found for key, found in cells.items() if key[:2] == (network, kind)])]
         for cost in (1.0, *costs):
             line.append(_cost_cell(cells.get((network, kind, cost)), _is_best(means, network, kind, cost)))
         lines.append(line)
     return markdown_table(["network", "method", "seeds", *(f"cost {cost:g}" for cost in (1.0, *costs))], lines, 2)
 
 
-def _seeds(rows: Sequence[Record], network: str, kind: str) -> int:
-    return len({row["seed"] for row in rows if (row["model"], row["kind"]) == (network, kind)})
+def _seeds(cells: Sequence[Sequence[Record]]) -> str:
+    """How many runs a cell of the line has; "2 to 3" where they differ."""
+    least, most = (end(len(rows) for rows in cells) for end in (min, max))
+    return f"{most}" if least == most else f"{least} to {most}"
 
 
 def _is_best(means: dict[tuple, float], network: str, kind: str, cost: float) -> bool:

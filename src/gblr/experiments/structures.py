@@ -1,5 +1,6 @@
 """How each method of a comparison replaces layers: the same layers, the same cost, each with a proper start."""
 
+import copy
 import functools
 import itertools
 import math
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from gblr.conversion.convert import convert_
 from gblr.conversion.cost import Cost, cost
 from gblr.conversion.filters import Filter
+from gblr.conversion.replace import replace_layer
 from gblr.experiments.composed import compose_
 from gblr.experiments.run import StructuredRun
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
@@ -50,14 +52,7 @@ def structure_(
     deviations = standard_deviations(model)
     batches = None if calibration is None else list(calibration)
     if run.method == "monarch":
-        for shape, share in monarch_costs(mults, target).items():
-            convert_(
-                model,
-                MonarchConfig(share),
-                functools.partial(_of_shape, where, shape),
-                calibration=batches,
-                sensitivity=run.sensitivity,
-            )
+        _convert_to_monarch_(model, where, monarch_costs(mults, target), batches, run.sensitivity)
     elif run.method == "gaudi":
         convert_(model, gaudi_config(run, target), where, calibration=batches, sensitivity=run.sensitivity)
     else:
@@ -72,6 +67,20 @@ def structure_(
         restore_variances_(model, deviations)
     compose_(model)
     return target
+
+
+def _convert_to_monarch_(
+    model: nn.Module, where: Filter, costs: dict[Shape, float], batches: list[Any] | None, sensitivity: bool
+) -> None:
+    """Shape by shape, each in a copy of its own: what is measured on the batches is the dense model, as for others."""
+    converted = {}
+    for shape, share in costs.items():
+        single = copy.deepcopy(model)
+        chosen = functools.partial(_of_shape, where, shape)
+        report = convert_(single, MonarchConfig(share), chosen, calibration=batches, sensitivity=sensitivity)
+        converted |= {name: single.get_submodule(name) for name in report}
+    for name, layer in converted.items():
+        replace_layer(model, name, layer)
 
 
 def gaudi_config(run: StructuredRun, target: float) -> GaudiConfig:
