@@ -2,6 +2,7 @@
 
 import atexit
 import sys
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -10,6 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 _GOODBYE = timedelta(seconds=5)
+# DDP keeps its group, and so gloo's threads, beyond `destroy_process_group`. One that still holds a tensor of its last
+# sum when Python ends aborts the process (pytorch/pytorch#179291): here it gets Python's lock to let go of it.
+_LAST_WORD = 0.1
 
 
 def is_one_of_several() -> bool:
@@ -30,6 +34,7 @@ def _leave() -> None:
         with suppress(RuntimeError):
             dist.monitored_barrier(timeout=_GOODBYE)
     dist.destroy_process_group()
+    time.sleep(_LAST_WORD)
 
 
 def sum_over_processes(value: Tensor) -> Tensor:
