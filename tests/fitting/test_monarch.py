@@ -84,6 +84,15 @@ def test_sweeps_never_raise_the_weighted_error(generator):
     assert bool((course[1] < course[0]).all())
 
 
+def test_a_tile_of_zeros_may_help_its_neighbours(generator):
+    weight, gram = randn(1, 12, 12, generator=generator), random_gram(1, 12, generator)
+    weight[:, :6, :6] = 0
+    (matrix,) = fit_all(MonarchConfig(0.5), weight, gram)
+    assert matrix.num_blocks == 4
+    assert matrix.to_dense()[:3, :3].abs().max() > 1e-3
+    assert fit_all(MonarchConfig(0.5), torch.zeros_like(weight), gram)[0].to_dense().abs().max() == 0
+
+
 def test_a_batch_gives_each_matrix_its_own_number_of_blocks(generator):
     weight, gram = randn(3, 12, 12, generator=generator), random_gram(3, 12, generator)
     assert_batch_equals_single(MonarchConfig(0.5), weight, gram, [72, 144, 80])

@@ -52,7 +52,7 @@ class MonarchConfig(Config):
     `steps` sweeps over the tiles where inputs are known; without them the projection is one SVD per tile.
     """
 
-    steps: int = 5
+    steps: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
