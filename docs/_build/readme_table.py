@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from language_tables import distilled_by_cost, untrained_by_cost
 from results_tables import COMMANDS, RESULTS, Record, cifar10, command_results, markdown_table
-from vision_tables import by_cost
+from vision_tables import by_cost, converted_and_tuned
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -47,6 +47,7 @@ def headline(record: Record) -> str:
 
 TABLES: dict[str, Callable[[Record], str]] = {
     "cifar10-vit.json": headline,
+    "cifar10-resnet.json": converted_and_tuned,
     "smollm2-wikitext.json": untrained_by_cost,
     "minilm-recovery.json": untrained_by_cost,
     "minilm-recovery.json distilled": distilled_by_cost,

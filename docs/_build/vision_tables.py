@@ -93,6 +93,23 @@ def before_and_after(record: Record) -> str:
     return markdown_table([*heads, "dense", "converted", "tuned"], lines, 2)
 
 
+def converted_and_tuned(record: Record) -> str:
+    """One line per network: accuracy of dense, and after conversion and after tuning of the two that solve ranks."""
+    rows = final_rows(record)
+    costs = sorted({row["relative_cost"] for row in rows if row["method"] != "dense"}, reverse=True)
+    columns = [(kind, cost) for cost in costs for kind in ("low-rank-global", "gblr")]
+    lines = []
+    for (network,), mine in groups(rows, "model").items():
+        cells = groups(mine, "kind", "relative_cost")
+        line = [network, f"{mine[0]['dense_start']:.2f}"]
+        for column in columns:
+            found = cells.get(column, [])
+            line.append(" to ".join(mean_and_spread([row[key] for row in found]) for key in ("before", "accuracy") if found))
+        lines.append(line)
+    names = {"low-rank-global": "low rank", "gblr": "GBLR"}
+    return markdown_table(["network", "dense", *(f"{names[kind]} at {cost:g}" for kind, cost in columns)], lines, 1)
+
+
 def rates(record: Record) -> str:
     """The trials that chose learning rates: accuracy on held-out training images, the best of a line bold."""
     rows = [row for row in record["rows"] if row["trial"]]

@@ -13,6 +13,7 @@ from gblr.experiments.store import Store
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOOK = runpy.run_path(str(DOCS / "_build" / "results_tables.py"))
+README = runpy.run_path(str(DOCS / "_build" / "readme_table.py"), run_name="readme_table")
 TYPES = {"q": {"layers": 2, "min": 10.0, "mean": 20.0, "max": 30.0, "dense": 1024.0, "relative_cost": 0.02}}
 
 
@@ -38,6 +39,8 @@ def published(tmp_path_factory):
         store.write(name, record(name, ours, Run("vit384", "gaudi", 0.3, seed=seed), 0.2996))
         for cost in (0.3, 0.08):
             name = f"vit384-low-rank-{cost}-seed{seed}"
+            if (cost, seed) == (0.08, 1):
+                continue
             run = Run("vit384", "low rank", cost, seed=seed)
             store.write(name, record(name, low - 30 * (0.3 - cost), run, cost - 0.002))
     trial = Run("vit384", "gaudi", 0.15, held_out=5000, lr=5e-4, seed=100)
@@ -62,7 +65,7 @@ def test_tables_have_means_and_spreads_over_seeds_and_the_cost_reached(published
     table = HOOK["render"]("cifar10-vit.json").splitlines()
     assert table[0] == "| network | method | seeds | cost 1 | cost 0.08 | cost 0.3 |"
     assert "| vit384 | GBLR, block_rank 1 | 2 |  |  | **80.00 ± 1.41** (0.300) |" in table
-    assert "| vit384 | low rank | 2 |  | 64.40 ± 1.41 (0.078) | 71.00 ± 1.41 (0.298) |" in table
+    assert "| vit384 | low rank | 1 to 2 |  | 63.40 (0.078) | 71.00 ± 1.41 (0.298) |" in table
     assert any("`docs/results/cifar10-vit.json`, by `gblr reproduce cifar10-vit --data DIR`" in line for line in table)
 
 
@@ -82,6 +85,10 @@ def test_the_analysis_shows_costs_by_type_and_the_gap(published):
 def test_converted_models_are_shown_before_and_after_tuning(published):
     line = "| resnet20 | low rank, solved ranks (ALDS kind) | 0.55 | 0.540 | 0.486 | 91.70 | 81.50 | 90.50 |"
     assert line in HOOK["render"]("cifar10-resnet.json", "before")
+    rows = json.loads((published / "results" / "cifar10-resnet.json").read_text())
+    short = README["TABLES"]["cifar10-resnet.json"](rows).splitlines()
+    assert short[0] == "| network | dense | low rank at 0.55 | GBLR at 0.55 |"
+    assert short[2] == "| resnet20 | 91.70 | 81.50 to 90.50 |  |"
 
 
 def test_pictures_are_drawn_and_small(published):
