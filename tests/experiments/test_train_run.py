@@ -1,3 +1,4 @@
+import copy
 import itertools
 import json
 import math
@@ -7,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gblr.conversion.convert import convert_
 from gblr.conversion.cost import cost
+from gblr.conversion.filters import linear_layers
 from gblr.experiments import structures
 from gblr.experiments import train_run as module
 from gblr.experiments.cifar10_finetune import KINDS as FINETUNED
@@ -18,7 +21,7 @@ from gblr.experiments.step import uncompiled
 from gblr.experiments.store import plain
 from gblr.experiments.structures import monarch_costs, structure_
 from gblr.experiments.train_run import Paused, tiny_run, train_run
-from gblr.fitting.config import BlastConfig, PixelflyConfig
+from gblr.fitting.config import BlastConfig, MonarchConfig, PixelflyConfig
 from gblr.layers.structured import MatrixModule
 from gblr.models.mixer import Mixer
 from gblr.models.vit import ViT
@@ -111,6 +114,20 @@ def test_monarch_may_cost_more_in_one_shape_where_it_costs_less_in_another():
     assert sum(found[shape] * m for shape, m in mults.items()) / sum(mults.values()) > 0.29
     with pytest.raises(ValueError, match="no Monarch"):
         monarch_costs({(8, 8): 64.0}, 0.1)
+
+
+def test_monarch_is_fitted_to_what_the_dense_model_sees_in_layers_of_every_shape(generator):
+    net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16), torch.nn.Linear(16, 4))
+    batches = [torch.randn(64, 16, generator=generator)]
+    first, last = copy.deepcopy(net), copy.deepcopy(net)
+    run = replace(BASELINES[1].run("vit384", 0.4), source="weights")
+    where = linear_layers(include=("0", "2"))
+    assert run.method == "monarch"
+    structure_(first, run, where, batches[0][:1], batches)
+    share = float(cost(first, batches[0][:1]).layers[1].relative_cost)
+    convert_(last, MonarchConfig(share), linear_layers(include=("2",)), calibration=batches)
+    assert isinstance(first[0], MatrixModule) and not isinstance(last[0], MatrixModule)
+    torch.testing.assert_close(first[2].weight, last[2].weight)
 
 
 def test_a_cost_of_the_whole_model_leaves_room_for_its_dense_part(task):

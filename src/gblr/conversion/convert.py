@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -52,6 +52,14 @@ class Job:
         return self.weight.shape[0] * self.weight.shape[1]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What calibration batches tell of layers, by their names: their inputs, and what their outputs do."""
+
+    statistics: Mapping[str, Statistics] = field(default_factory=dict)
+    sensitivity: Mapping[str, Tensor] = field(default_factory=dict)
+
+
 def convert_(
     model: nn.Module,
     config: Config,
@@ -81,29 +89,43 @@ def convert_(
         raise ValueError("`sensitivity` is measured on `calibration` batches; give some.")
     sources, skipped = choose(model, where, split_fused)
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
+    fitted = not (isinstance(config, GaudiConfig) and config.init == "scratch")
+    if fitted:
+        check_weights(sources)
+    measured = measure(model, sources, calibration, sensitivity) if fitted else Measured()
+    rows = convert_measured_(model, config, sources, measured)
+    return Report(
+        [*rows, *skipped], [source.name for source in sources], report_title(config, calibration, sensitivity), notes
+    )
+
+
+def measure(
+    model: nn.Module, sources: Sequence[Source], calibration: Iterable[Any] | None, sensitivity: bool
+) -> Measured:
+    if calibration is None:
+        return Measured()
+    batches = list(calibration) if sensitivity else calibration  # run twice
+    statistics = collect(model, sources, batches)
+    return Measured(statistics, collect_sensitivity(model, sources, batches) if sensitivity else {})  # type: ignore[arg-type]
+
+
+def convert_measured_(model: nn.Module, config: Config, sources: Sequence[Source], measured: Measured) -> list[Row]:
+    """Replaces the layers of these sources; what was measured may be of more, so that several calls share it."""
+    jobs = make_jobs(sources, measured.statistics, measured.sensitivity)
     if isinstance(config, GaudiConfig) and config.init == "scratch":
-        jobs = make_jobs(sources, {})
         for job in jobs:
             job.budget = config.relative_cost * job.dense_mults
     else:
-        check_weights(sources)
-        batches = list(calibration) if sensitivity and calibration is not None else calibration
-        statistics = {} if batches is None else collect(model, sources, batches)
-        of_outputs = collect_sensitivity(model, sources, batches) if sensitivity else {}  # type: ignore[arg-type]
-        jobs = make_jobs(sources, statistics, of_outputs)
         set_budgets(config, jobs)
         _fit(config, jobs)
     layers = [_build(config, source, [job for job in jobs if job.source is source]) for source in sources]
     for source, layer in zip(sources, layers, strict=True):
         replace_layer(model, source.name, layer)
-    rows = [
+    return [
         report_row(job, part)
         for source, layer in zip(sources, layers, strict=True)
         for job, part in _parts(source, layer, jobs)
     ]
-    return Report(
-        [*rows, *skipped], [source.name for source in sources], report_title(config, calibration, sensitivity), notes
-    )
 
 
 def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Source], list[Row]]:
@@ -145,7 +167,7 @@ def _nothing_chosen(where: Filter, names: Sequence[str], skipped: Sequence[Row])
 
 def make_jobs(
     sources: Sequence[Source],
-    statistics: dict[str, Statistics],
+    statistics: Mapping[str, Statistics],
     sensitivity: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> list[Job]:
     jobs = []

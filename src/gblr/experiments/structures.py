@@ -1,7 +1,5 @@
 """How each method of a comparison replaces layers: the same layers, the same cost, each with a proper start."""
 
-import copy
-import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -10,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gblr.conversion.convert import convert_
+from gblr.conversion.convert import choose, convert_, convert_measured_, measure
 from gblr.conversion.cost import Cost, cost
 from gblr.conversion.filters import Filter
-from gblr.conversion.replace import replace_layer
 from gblr.experiments.composed import compose_
 from gblr.experiments.run import StructuredRun
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
@@ -72,15 +69,12 @@ def structure_(
 def _convert_to_monarch_(
     model: nn.Module, where: Filter, costs: dict[Shape, float], batches: list[Any] | None, sensitivity: bool
 ) -> None:
-    """Shape by shape, each in a copy of its own: what is measured on the batches is the dense model, as for others."""
-    converted = {}
+    """Shape by shape; what all layers see is measured before, in the dense model, as for other methods."""
+    sources, _ = choose(model, where, split_fused=True)
+    measured = measure(model, sources, batches, sensitivity)
     for shape, share in costs.items():
-        single = copy.deepcopy(model)
-        chosen = functools.partial(_of_shape, where, shape)
-        report = convert_(single, MonarchConfig(share), chosen, calibration=batches, sensitivity=sensitivity)
-        converted |= {name: single.get_submodule(name) for name in report}
-    for name, layer in converted.items():
-        replace_layer(model, name, layer)
+        of_shape = [source for source in sources if tuple(source.weight.shape) == shape]
+        convert_measured_(model, MonarchConfig(share), of_shape, measured)
 
 
 def gaudi_config(run: StructuredRun, target: float) -> GaudiConfig:
@@ -136,11 +130,6 @@ def _monarch_steps(shape: Shape, target: float) -> list[float]:
     steps = [min(shape) * sum(shape) / n / (shape[0] * shape[1]) for n in divisors(math.gcd(*shape))]
     near = [step for step in steps if target / 2 <= step <= min(1.0, 2 * target)]
     return near or [min(steps)]
-
-
-def _of_shape(where: Filter, shape: Shape, module: nn.Module, name: str) -> bool:
-    weight = getattr(module, "weight", None)
-    return where(module, name) and isinstance(weight, Tensor) and tuple(weight.flatten(1).shape) == shape
 
 
 def standard_deviations(model: nn.Module) -> dict[str, float]:
