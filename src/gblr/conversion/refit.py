@@ -1,7 +1,8 @@
 """Refits the structured layers of a model one after the other, each on the inputs that the layers before it leave it.
 
 A fit of single weights (`convert_`) sees the inputs of the dense model. In the converted one they differ, and errors
-add up from layer to layer. Here each layer is given what it really sees, and the dense layer's outputs as its goal.
+add up from layer to layer. Here each layer is given what it really sees, and the dense layer's outputs as its goal, as
+far as samples that did not make the goal agree (`goals.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from gblr.conversion.block_runs import BlockRuns
 from gblr.conversion.calibrate import batch_call, input_vectors, padding_of
+from gblr.conversion.goals import Halves
 from gblr.conversion.measure import undisturbed
-from gblr.conversion.refit_parts import Freedom, Moments, Part, refit_parts
+from gblr.conversion.refit_parts import Freedom, Part, refit_parts
 from gblr.conversion.replace import replace_layer
 from gblr.conversion.sensitivity import collect_sensitivity
 from gblr.conversion.sources import read_source
@@ -51,7 +53,7 @@ def refit_layers_(
     """Refits every structured layer of `model` in the order in which they run; `teacher` is its dense original.
 
     `structure="frozen"` keeps the blocks of GBLR layers where they are and fits their contents; `"free"` fits all
-    anew at the layer's present cost, as it always does for other formats. No layer becomes worse on these inputs.
+    anew at the layer's present cost, as it always does for other formats. No layer ends farther from its goal.
     Models that are a chain of blocks are run block by block, with the hidden states of all batches in memory, twice.
     Layers named in `skip` stay; `on_done` is called with those that were given the same input, as they are done.
     With `sensitivity`, errors count by how much the teacher's predictions depend on each output; `max_growth` is that
@@ -108,11 +110,9 @@ def _in_order(model: nn.Module, batches: Sequence[Any]) -> list[list[str]]:
     return order
 
 
-def _collect(
-    model: BlockRuns, teacher: BlockRuns, names: Sequence[str], tick: Callable[[], None]
-) -> dict[str, Moments]:
+def _collect(model: BlockRuns, teacher: BlockRuns, names: Sequence[str], tick: Callable[[], None]) -> dict[str, Halves]:
     """Inputs from the model as it is now, outputs from its teacher."""
-    found: dict[str, Moments] = {}
+    found: dict[str, Halves] = {}
     for runs in (model, teacher):
         runs.go_to(names[0])
     for number in range(len(model.batches)):
@@ -120,7 +120,7 @@ def _collect(
         for name, x in _inputs(model, names, number):
             y = outputs[name]
             if name not in found:
-                found[name] = Moments.zeros(x.shape[1], y.shape[1], x.device)
+                found[name] = Halves.zeros(x.shape[1], y.shape[1], x.device)
             found[name].add(x, y.to(x.device))
         tick()
     return found
@@ -173,13 +173,13 @@ def _run(runs: BlockRuns, names: Sequence[str], number: int, register: Any, keep
 
 
 def _refit_set(
-    model: nn.Module, teacher: nn.Module, names: Sequence[str], moments: dict[str, Moments], structure: Freedom,
+    model: nn.Module, teacher: nn.Module, names: Sequence[str], seen: dict[str, Halves], structure: Freedom,
     sensitivity: Mapping[str, Tensor], max_growth: float,
 ) -> list[Refitted]:  # fmt: skip
     """Layers with the same input, which can be fitted together."""
     layers: list[Any] = [model.get_submodule(name) for name in names]
     parts = [
-        _parts(layer, teacher, name, moments[name], sensitivity.get(name))
+        _parts(layer, teacher, name, seen[name], sensitivity.get(name))
         for layer, name in zip(layers, names, strict=True)
     ]
     refit_parts([part for of_layer in parts for part in of_layer], structure, max_growth)
@@ -195,7 +195,7 @@ def _refit_set(
     return found
 
 
-def _parts(layer: Any, teacher: nn.Module, name: str, moments: Moments, sensitivity: Tensor | None) -> list[Part]:
+def _parts(layer: Any, teacher: nn.Module, name: str, seen: Halves, sensitivity: Tensor | None) -> list[Part]:
     """The matrices of the layer: several for a fused projection."""
     dense = read_source(teacher, name, teacher.get_submodule(name), split_fused=False).weight
     found, begin = [], 0
@@ -203,6 +203,6 @@ def _parts(layer: Any, teacher: nn.Module, name: str, moments: Moments, sensitiv
     for part in matrices:
         rows = slice(begin, begin + part.out_features)
         of_rows = None if sensitivity is None else sensitivity[rows]
-        found.append(Part(part, dense[rows], moments.of_outputs(rows), of_rows))
+        found.append(Part(part, dense[rows], seen.of_outputs(rows), of_rows))
         begin = rows.stop
     return found

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gblr.conversion.convert import build_layer
+from gblr.conversion.goals import Halves, goal
 from gblr.conversion.sensitivity import row_factors
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.config import (
@@ -37,44 +38,6 @@ from gblr.matrices.pixelfly import PixelflyMatrix
 
 Freedom = Literal["frozen", "free"]
 _SWEEPS = 4  # over the blocks, where only their contents move
-_DAMPING = 1e-2  # of the mean diagonal: how far a goal may leave the dense weight where inputs say little
-
-
-@dataclass
-class Moments:
-    """Sums over positions, in float64: what is needed to find the best weight, with a bias or without."""
-
-    gram: Float[Tensor, "in in"]
-    cross: Float[Tensor, "out in"]
-    inputs: Float[Tensor, " in"]
-    outputs: Float[Tensor, " out"]
-    count: int = 0
-
-    @classmethod
-    def zeros(cls, in_features: int, out_features: int, device: torch.device) -> "Moments":
-        def new(*size: int) -> Tensor:
-            return torch.zeros(size, dtype=torch.float64, device=device)
-
-        gram, cross = new(in_features, in_features), new(out_features, in_features)
-        return cls(gram, cross, new(in_features), new(out_features))
-
-    def add(self, x: Float[Tensor, "n in"], y: Float[Tensor, "n out"]) -> None:
-        x, y = x.double(), y.double()
-        self.gram += x.T @ x
-        self.cross += y.T @ x
-        self.inputs += x.sum(0)
-        self.outputs += y.sum(0)
-        self.count += len(x)
-
-    def centred(self) -> "Moments":
-        """Without the means, which a bias takes care of."""
-        n = max(1, self.count)
-        gram = self.gram - torch.outer(self.inputs, self.inputs) / n
-        cross = self.cross - torch.outer(self.outputs, self.inputs) / n
-        return Moments(gram, cross, torch.zeros_like(self.inputs), torch.zeros_like(self.outputs), self.count)
-
-    def of_outputs(self, rows: slice) -> "Moments":
-        return Moments(self.gram, self.cross[rows], self.inputs, self.outputs[rows], self.count)
 
 
 @dataclass
@@ -82,19 +45,21 @@ class Part:
     """One matrix of the model: its layer, the dense weight, and what was seen of its inputs and goals.
 
     `refit_parts` puts a new layer in the place of `layer`. `errors` are the squared errors of the outputs before and
-    after, and `size` that of the outputs, all around what a best weight would give and weighted by the `sensitivity`
+    after, and `size` that of the outputs, all around what the goal would give and weighted by the `sensitivity`
     of each output, where that is known.
     """
 
     layer: Any
     dense: Float[Tensor, "out in"]
-    moments: Moments
+    halves: Halves
     sensitivity: Float[Tensor, " out"] | None = None
     errors: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        used = self.moments.centred() if self.layer.bias is not None else self.moments
-        self.goal = _goal(self.dense.double(), used)
+        self.moments = self.halves.whole()
+        biased = self.layer.bias is not None
+        used = self.moments.centred() if biased else self.moments
+        self.goal = goal(self.dense.double(), self.halves.centred() if biased else self.halves, used)
         self.gram = prepare_gram(used.gram[None])[0]
         self.matrix = _matrix(self.layer)
         rows = torch.ones_like(self.goal[:, 0]) if self.sensitivity is None else row_factors(self.sensitivity)
@@ -154,15 +119,15 @@ def _fit(parts: Sequence[Part], structure: Freedom, max_growth: float) -> list[S
     first = parts[0].matrix
     if not first.num_mults:
         return [part.matrix for part in parts]  # a layer that was given nothing stays so
-    goal = torch.stack([(part.rows[:, None] * part.goal).float() for part in parts])
+    goals = torch.stack([(part.rows[:, None] * part.goal).float() for part in parts])
     gram = torch.stack([part.gram.float() for part in parts])
     if isinstance(first, GBLRMatrix) and not _is_free(parts[0], structure):
-        return [_with_new_contents(_scaled(parts[0]), goal, gram)]
-    budget = torch.tensor([float(part.matrix.num_mults) for part in parts], device=goal.device)
+        return [_with_new_contents(_scaled(parts[0]), goals, gram)]
+    budget = torch.tensor([float(part.matrix.num_mults) for part in parts], device=goals.device)
     if isinstance(first, GBLRMatrix):
         start = Blocks.stack([_blocks(_scaled(part)).padded(part.layer.num_blocks) for part in parts])
-        return list(refit_batch(_fitted_by(parts[0], max_growth), goal, gram, budget, start))  # type: ignore[arg-type]
-    return fit_batch(_fitted_by(parts[0]), goal, gram, budget)
+        return list(refit_batch(_fitted_by(parts[0], max_growth), goals, gram, budget, start))  # type: ignore[arg-type]
+    return fit_batch(_fitted_by(parts[0]), goals, gram, budget)
 
 
 def _scaled(part: Part) -> Any:
@@ -178,14 +143,6 @@ def _blocks(matrix: Any) -> Blocks:
     s = matrix.structure
     sides = [side.long()[None] for side in (s.row_location, s.row_width, s.col_location, s.col_width)]
     return Blocks(matrix.u.float()[None], matrix.v.float()[None], *sides)
-
-
-def _goal(dense: Float[Tensor, "out in"], moments: Moments) -> Float[Tensor, "out in"]:
-    """The weight that comes nearest to the teacher's outputs; near the dense one where inputs say little."""
-    scale = float(moments.gram.diagonal().mean())
-    damped = moments.gram + _DAMPING * max(scale, 1e-30) * torch.eye(len(moments.gram)).to(moments.gram)
-    missing = moments.cross - dense @ moments.gram
-    return dense + torch.linalg.solve(damped, missing.T).T
 
 
 def _matrix(layer: Any) -> StructuredMatrix:

@@ -1,0 +1,121 @@
+"""What a refitted layer aims at: the weight that comes nearest to the teacher's outputs, as far as other inputs bear it
+out.
+
+A layer of a compressed model sees inputs X' that differ from the teacher's. Of all weights, W + D with the correction
+D = (Y X'^T - W X' X'^T) (X' X'^T + damping)^-1 gives outputs nearest to the teacher's Y. On inputs that were not used
+to find it, D may do more harm than good: a wide layer has more directions than a few thousand correlated tokens tell
+apart. So D is found from either half of the inputs and tried on the other, with several dampings; that tells the best
+damping, and how much of D to take: the error of the other half is least for the share <M, D> / |D|^2 of it, M being
+what is missing there. What of |D|^2 is chance, |D|^2 - <M, D>, is half as much in a correction from all samples.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_DAMPINGS = (1e-4, 1e-2, 1e-1, 1.0)  # of the mean diagonal
+
+
+@dataclass
+class Moments:
+    """Sums over positions, in float64: what is needed to find the best weight, with a bias or without."""
+
+    gram: Float[Tensor, "in in"]
+    cross: Float[Tensor, "out in"]
+    inputs: Float[Tensor, " in"]
+    outputs: Float[Tensor, " out"]
+    count: int = 0
+
+    @classmethod
+    def zeros(cls, in_features: int, out_features: int, device: torch.device) -> "Moments":
+        def new(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.float64, device=device)
+
+        gram, cross = new(in_features, in_features), new(out_features, in_features)
+        return cls(gram, cross, new(in_features), new(out_features))
+
+    def add(self, x: Float[Tensor, "n in"], y: Float[Tensor, "n out"]) -> None:
+        x, y = x.double(), y.double()
+        self.gram += x.T @ x
+        self.cross += y.T @ x
+        self.inputs += x.sum(0)
+        self.outputs += y.sum(0)
+        self.count += len(x)
+
+    def __add__(self, other: "Moments") -> "Moments":
+        return Moments(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def centred(self) -> "Moments":
+        """Without the means, which a bias takes care of."""
+        n = max(1, self.count)
+        gram = self.gram - torch.outer(self.inputs, self.inputs) / n
+        cross = self.cross - torch.outer(self.outputs, self.inputs) / n
+        return Moments(gram, cross, torch.zeros_like(self.inputs), torch.zeros_like(self.outputs), self.count)
+
+    def of_outputs(self, rows: slice) -> "Moments":
+        return Moments(self.gram, self.cross[rows], self.inputs, self.outputs[rows], self.count)
+
+
+@dataclass
+class Halves:
+    """Moments of the first and of the other samples of every batch."""
+
+    first: Moments
+    second: Moments
+
+    @classmethod
+    def zeros(cls, in_features: int, out_features: int, device: torch.device) -> "Halves":
+        return cls(*(Moments.zeros(in_features, out_features, device) for _ in range(2)))
+
+    def __iter__(self) -> Iterator[Moments]:
+        return iter((self.first, self.second))
+
+    def add(self, x: Float[Tensor, "n in"], y: Float[Tensor, "n out"]) -> None:
+        middle = len(x) // 2
+        self.first.add(x[:middle], y[:middle])
+        self.second.add(x[middle:], y[middle:])
+
+    def centred(self) -> "Halves":
+        return Halves(*(half.centred() for half in self))
+
+    def of_outputs(self, rows: slice) -> "Halves":
+        return Halves(*(half.of_outputs(rows) for half in self))
+
+    def whole(self) -> Moments:
+        return self.first + self.second
+
+
+def goal(dense: Float[Tensor, "out in"], halves: Halves, whole: Moments) -> Float[Tensor, "out in"]:
+    """The dense weight with as much of the correction as holds on inputs that did not make it; none, if none does."""
+    share, damping = _borne_out(dense, halves)
+    return dense + share * _correction(dense, whole, damping) if share else dense
+
+
+def _borne_out(dense: Float[Tensor, "out in"], halves: Halves) -> tuple[float, float]:
+    """The share of the correction, and the damping, that lower the error of the other half the most."""
+    best, chosen = 0.0, (0.0, _DAMPINGS[-1])
+    for damping in _DAMPINGS:
+        pull = size = 0.0
+        for seen, other in ((halves.first, halves.second), (halves.second, halves.first)):
+            change = _correction(dense, seen, damping)
+            pull += float((_missing(dense, other) * change).sum())
+            size += float(((change @ other.gram) * change).sum())
+        size = (size + pull) / 2 if size > pull else size  # of all samples
+        share = min(1.0, max(0.0, pull / size)) if size > 0 else 0.0
+        gain = share * (2 * pull - share * size)
+        if gain > best:
+            best, chosen = gain, (share, damping)
+    return chosen
+
+
+def _missing(dense: Float[Tensor, "out in"], moments: Moments) -> Float[Tensor, "out in"]:
+    return moments.cross - dense @ moments.gram
+
+
+def _correction(dense: Float[Tensor, "out in"], moments: Moments, damping: float) -> Float[Tensor, "out in"]:
+    damped = moments.gram.clone()
+    damped.diagonal().add_(damping * max(float(damped.diagonal().mean()), 1e-30))
+    return torch.cholesky_solve(_missing(dense, moments).T, torch.linalg.cholesky(damped)).T
