@@ -51,7 +51,11 @@ def by_cost(record: Record, model: str = "") -> str:
     means = {key: statistics.fmean(row["accuracy"] for row in found) for key, found in cells.items()}
     lines = []
     for network, kind in groups(rows, "model", "kind"):
-        line = [network, KINDS.get(kind, kind), _seeds([found for key, found in cells.items() if key[:2] == (network, kind)])]
+        line = [
+            network,
+            KINDS.get(kind, kind),
+            _seeds([found for key, found in cells.items() if key[:2] == (network, kind)]),
+        ]
         for cost in (1.0, *costs):
             line.append(_cost_cell(cells.get((network, kind, cost)), _is_best(means, network, kind, cost)))
         lines.append(line)
@@ -104,7 +108,9 @@ def converted_and_tuned(record: Record) -> str:
         line = [network, f"{mine[0]['dense_start']:.2f}"]
         for column in columns:
             found = cells.get(column, [])
-            line.append(" to ".join(mean_and_spread([row[key] for row in found]) for key in ("before", "accuracy") if found))
+            line.append(
+                " to ".join(mean_and_spread([row[key] for row in found]) for key in ("before", "accuracy") if found)
+            )
         lines.append(line)
     names = {"low-rank-global": "low rank", "gblr": "GBLR"}
     return markdown_table(["network", "dense", *(f"{names[kind]} at {cost:g}" for kind, cost in columns)], lines, 1)
