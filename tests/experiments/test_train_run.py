@@ -20,8 +20,10 @@ from gblr.experiments.run import BASELINES, DENSE, LEARNED
 from gblr.experiments.step import uncompiled
 from gblr.experiments.store import plain
 from gblr.experiments.structures import monarch_costs, structure_
+from gblr.experiments.text_models import TEXT_MODELS
 from gblr.experiments.train_run import Paused, tiny_run, train_run
 from gblr.fitting.config import BlastConfig, MonarchConfig, PixelflyConfig
+from gblr.layers.split import SplitLinear
 from gblr.layers.structured import MatrixModule
 from gblr.models.mixer import Mixer
 from gblr.models.vit import ViT
@@ -128,6 +130,15 @@ def test_monarch_is_fitted_to_what_the_dense_model_sees_in_layers_of_every_shape
     convert_(last, MonarchConfig(share), linear_layers(include=("2",)), calibration=batches)
     assert isinstance(first[0], MatrixModule) and not isinstance(last[0], MatrixModule)
     torch.testing.assert_close(first[2].weight, last[2].weight)
+
+
+def test_monarch_takes_fused_projections_and_transposed_weights():
+    gpt2 = TEXT_MODELS["gpt2-imdb"]
+    model = gpt2.build(64, True)
+    structure_(model, BASELINES[1].run("gpt2-imdb", 0.3), gpt2.where, torch.zeros(1, 8, dtype=torch.long))
+    kinds = {name: type(layer) for name, layer in model.transformer.h[0].named_modules() if name.count(".") == 1}
+    assert kinds.pop("attn.c_attn") is SplitLinear
+    assert all(issubclass(kinds[name], MatrixModule) for name in ("attn.c_proj", "mlp.c_fc", "mlp.c_proj"))
 
 
 def test_a_cost_of_the_whole_model_leaves_room_for_its_dense_part(task):

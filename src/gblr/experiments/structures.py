@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gblr.conversion.convert import choose, convert_, convert_measured_, measure
 from gblr.conversion.cost import Cost, cost
 from gblr.conversion.filters import Filter
+from gblr.conversion.sources import Source
 from gblr.experiments.composed import compose_
 from gblr.experiments.run import StructuredRun
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
@@ -44,12 +45,11 @@ def structure_(
     if run.method == "dense":
         return 1.0
     spent = cost(model, example)
-    mults = shapes_and_mults(model, where, spent)
-    target = layers_cost(run, spent.dense_mults, sum(mults.values()))
+    target = layers_cost(run, spent.dense_mults, converted_mults(model, where, spent))
     deviations = standard_deviations(model)
     batches = None if calibration is None else list(calibration)
     if run.method == "monarch":
-        _convert_to_monarch_(model, where, monarch_costs(mults, target), batches, run.sensitivity)
+        _convert_to_monarch_(model, where, spent, target, batches, run.sensitivity)
     elif run.method == "gaudi":
         convert_(model, gaudi_config(run, target), where, calibration=batches, sensitivity=run.sensitivity)
     else:
@@ -67,14 +67,18 @@ def structure_(
 
 
 def _convert_to_monarch_(
-    model: nn.Module, where: Filter, costs: dict[Shape, float], batches: list[Any] | None, sensitivity: bool
+    model: nn.Module, where: Filter, spent: Cost, target: float, batches: list[Any] | None, sensitivity: bool
 ) -> None:
     """Shape by shape; what all layers see is measured before, in the dense model, as for other methods."""
     sources, _ = choose(model, where, split_fused=True)
+    mults = {layer.name: layer.dense_mults for layer in spent.layers}
+    shapes: dict[Shape, list[Source]] = {}
+    for source in sources:  # parts of a fused projection are matrices of their own
+        shapes.setdefault((source.part_sizes[0], source.weight.shape[1]), []).append(source)
+    of_shapes = {shape: float(sum(mults[source.name] for source in found)) for shape, found in shapes.items()}
     measured = measure(model, sources, batches, sensitivity)
-    for shape, share in costs.items():
-        of_shape = [source for source in sources if tuple(source.weight.shape) == shape]
-        convert_measured_(model, MonarchConfig(share), of_shape, measured)
+    for shape, share in monarch_costs(of_shapes, target).items():
+        convert_measured_(model, MonarchConfig(share), shapes[shape], measured)
 
 
 def gaudi_config(run: StructuredRun, target: float) -> GaudiConfig:
@@ -83,14 +87,10 @@ def gaudi_config(run: StructuredRun, target: float) -> GaudiConfig:
     return GaudiConfig(start, run.allocation, block_rank=run.block_rank, init=run.init, max_growth=run.max_growth)
 
 
-def shapes_and_mults(model: nn.Module, where: Filter, spent: Cost) -> dict[Shape, float]:
-    """Dense multiplications a sample of the layers to convert, by the shape of their weight."""
-    modules, mults = dict(model.named_modules()), dict[Shape, float]()
-    for layer in spent.layers:
-        module: Any = modules[layer.name]
-        if where(module, layer.name):
-            shape = (module.weight.shape[0], module.weight[0].numel())
-            mults[shape] = mults.get(shape, 0.0) + layer.dense_mults
+def converted_mults(model: nn.Module, where: Filter, spent: Cost) -> float:
+    """Dense multiplications a sample of the layers to convert."""
+    modules = dict(model.named_modules())
+    mults = float(sum(layer.dense_mults for layer in spent.layers if where(modules[layer.name], layer.name)))
     if not mults:
         raise ValueError("the run converts no layer of this model.")
     return mults
