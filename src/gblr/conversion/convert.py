@@ -89,10 +89,10 @@ def convert_(
         raise ValueError("`sensitivity` is measured on `calibration` batches; give some.")
     sources, skipped = choose(model, where, split_fused)
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
-    fitted = not (isinstance(config, GaudiConfig) and config.init == "scratch")
-    if fitted:
+    measured = Measured()
+    if not _from_scratch(config):
         check_weights(sources)
-    measured = measure(model, sources, calibration, sensitivity) if fitted else Measured()
+        measured = measure(model, sources, calibration, sensitivity)
     rows = convert_measured_(model, config, sources, measured)
     return Report(
         [*rows, *skipped], [source.name for source in sources], report_title(config, calibration, sensitivity), notes
@@ -112,7 +112,7 @@ def measure(
 def convert_measured_(model: nn.Module, config: Config, sources: Sequence[Source], measured: Measured) -> list[Row]:
     """Replaces the layers of these sources; what was measured may be of more, so that several calls share it."""
     jobs = make_jobs(sources, measured.statistics, measured.sensitivity)
-    if isinstance(config, GaudiConfig) and config.init == "scratch":
+    if _from_scratch(config):
         for job in jobs:
             job.budget = config.relative_cost * job.dense_mults
     else:
@@ -126,6 +126,10 @@ def convert_measured_(model: nn.Module, config: Config, sources: Sequence[Source
         for source, layer in zip(sources, layers, strict=True)
         for job, part in _parts(source, layer, jobs)
     ]
+
+
+def _from_scratch(config: Config) -> bool:
+    return isinstance(config, GaudiConfig) and config.init == "scratch"
 
 
 def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Source], list[Row]]:
