@@ -38,8 +38,10 @@ def test_few_samples_do_little_harm_on_new_inputs_and_more_of_them_help(samples,
     stayed, ours, theirs = (float((new_y - new_x @ w.T).square().mean()) for w in (dense, found, plain))
     if samples == 40:  # for 32 numbers of every row
         assert ours < 1.1 * stayed and theirs > 2 * stayed
-    else:
+    elif samples == 160:
         assert ours < 0.98 * stayed and ours < theirs
+    else:  # half of the correction, as it explains a tenth of what is missing, has three quarters of its gain
+        assert stayed - ours > 0.7 * (stayed - theirs) > 0
 
 
 def test_halves_are_samples_of_every_batch_and_add_up(generator):
