@@ -261,6 +261,17 @@ def test_scratch_ignores_the_weights_and_starts_at_the_cost():
     assert bool(model(torch.ones(2, 16)).isfinite().all())
 
 
+@pytest.mark.parametrize(("deviation", "expected"), [(0.005, 0.005), (0.1, 0.1), (0.0, (3 * 96) ** -0.5)])
+@pytest.mark.parametrize("block_rank", [1, 8])
+def test_scratch_starts_with_the_variance_of_the_layer_it_replaces(deviation, expected, block_rank):
+    """Of zeros, which would never learn, with that of `nn.Linear`."""
+    model = nn.Sequential(nn.Linear(96, 64))
+    nn.init.normal_(model[0].weight, std=deviation, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    convert_(model, GaudiConfig(0.8, init="scratch", block_rank=block_rank))
+    assert float(model[0].weight.std()) == pytest.approx(expected, rel=0.1)
+
+
 def test_scratch_on_the_meta_device():
     with torch.device("meta"):
         model = random_mlp()

@@ -39,7 +39,7 @@ _DENSE: dict[str, Any] = {"source": "gpt2-imdb/gpt2-imdb-dense-seed0", "batch_si
 def runs(seeds: int) -> dict[str, TextRun]:
     trial = {"held_out": 500}
     found = rate_trials("gpt2-imdb", SCRATCH, COST, RATES, TextRun, trial, **_START, epochs=0.25)
-    found |= rate_trials("gpt2-imdb", TUNED, COST, (1e-4, 3e-4, 1e-3), TextRun, trial, **_DENSE, epochs=0.1)
+    found |= rate_trials("gpt2-imdb", TUNED, COST, (1e-4, 3e-4, 1e-3), TextRun, trial, **_DENSE, epochs=0.25)
     for seed in range(seeds):
         found |= comparison("gpt2-imdb", SCRATCH, (COST,), seed, "gpt2-imdb", TextRun, **_START, epochs=2.0)
     found |= comparison("gpt2-imdb", FITTED, (COST,), make=TextRun, **_DENSE)

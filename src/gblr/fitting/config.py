@@ -108,12 +108,13 @@ class GaudiConfig(Config):
 
     `init` says where the blocks start: `"correlation"` is Algorithm 2 of the paper with its `smoothing_std` (gamma) and
     `threshold_ratio` (tau over the maximum), `"low_rank"` the truncated SVD, `"full"` blocks of full width at random
-    places, `"scratch"` ignores the weight. `refine` says how they go on from there: `"descent"` updates one block at a
-    time by its best interval, exactly; `"gradient"` is the paper's refinement, AdamW on Gaudi masks and a projection on
-    the budget; `"none"` keeps the start. `max_growth` refuses factors that are together larger than that many times the
-    weight and cancel: training does not bear them, as small changes of contents or intervals are then large ones of the
-    weight. A model that will not be trained can have 300, which lowers the error at high costs; for half-precision
-    weights it is lowered to what their rounding allows. `steps` counts sweeps over all blocks, or gradient steps.
+    places; `"scratch"` takes nothing from the weight but its variance. `refine` says how they go on from there:
+    `"descent"` updates one block at a time by its best interval, exactly; `"gradient"` is the paper's refinement, AdamW
+    on Gaudi masks and a projection on the budget; `"none"` keeps the start. `max_growth` refuses factors that are
+    together larger than that many times the weight and cancel: training does not bear them, as small changes of
+    contents or intervals are then large ones of the weight. A model that will not be trained can have 300, which lowers
+    the error at high costs; for half-precision weights it is lowered to what their rounding allows. `steps` counts
+    sweeps over all blocks, or gradient steps.
     """
 
     block_rank: int = 1
