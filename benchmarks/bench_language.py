@@ -151,24 +151,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin = time.perf_counter()
     setting = Setting(torch.device(args.device), args.smoke)
     models = variants(setting, chosen(args.only, args.device))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for task in tasks(setting):
         found = measure(task, models, setting)
         rows += found
         for row in found:
             show(row)
+        if args.out:  # after each task: planning takes minutes, and the time on a GPU may end
+            record = record_of(args, setting, rows, time.perf_counter() - begin)
+            args.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"{len(rows)} rows in {time.perf_counter() - begin:.0f} s")
+    return 0
+
+
+def record_of(
+    args: argparse.Namespace, setting: Setting, rows: Sequence[dict[str, Any]], seconds: float
+) -> dict[str, Any]:
     how = "bfloat16, CUDA graphs" if setting.on_gpu else "float32, one thread"
-    record = {
+    return {
         "command": command(args),
         "what": f"tokens per second of {'a tiny model' if args.smoke else 'SmolLM2-135M'}, batch 1, {how}, medians",
         "commit": os.environ.get("GBLR_COMMIT", ""), "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if setting.on_gpu else f"{cpu_model()}, {cpu_kernels()} kernels",
-        "rows": rows, "seconds": round(time.perf_counter() - begin),
+        "rows": list(rows), "seconds": round(seconds),
     }  # fmt: skip
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{len(rows)} rows in {record['seconds']} s")
-    return 0
 
 
 if __name__ == "__main__":
