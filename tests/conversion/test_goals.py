@@ -21,7 +21,8 @@ def randn(*shape, generator):
 def test_outputs_that_follow_from_the_inputs_give_the_weight_itself(generator):
     dense, true, x = (randn(*shape, generator=generator) for shape in ((4, 6), (4, 6), (200, 6)))
     halves = seen(x, x @ true.T)
-    torch.testing.assert_close(goal(dense, halves, halves.whole()), true, rtol=1e-3, atol=1e-3)
+    found = goal(dense, halves, halves.whole())
+    assert float((found - true).norm() / (dense - true).norm()) < 0.02  # the damping is 0.01
 
 
 @pytest.mark.parametrize("samples", [40, 160, 5000])
@@ -34,7 +35,7 @@ def test_few_samples_do_little_harm_on_new_inputs_and_more_of_them_help(samples,
         return x, x @ (dense + change).T + 3 * randn(count, 8, generator=generator)
 
     halves, (new_x, new_y) = seen(*draw(samples)), draw(20_000)
-    found, plain = goal(dense, halves, halves.whole()), dense + goals._correction(dense, halves.whole(), 1e-2)
+    found, plain = goal(dense, halves, halves.whole()), dense + goals._correction(dense, halves.whole())
     stayed, ours, theirs = (float((new_y - new_x @ w.T).square().mean()) for w in (dense, found, plain))
     if samples == 40:  # for 32 numbers of every row
         assert ours < 1.1 * stayed and theirs > 2 * stayed
