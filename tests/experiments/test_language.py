@@ -6,6 +6,7 @@ import runpy
 import signal
 import sys
 from dataclasses import fields, replace
+from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
 
@@ -42,11 +43,14 @@ def made(one, place=None, task=None, cost=0.5, model="smollm2", **more):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_runs_in_smoke_mode(name, tmp_path):
+    """Methods that SmolLM2 shares with MiniLM are tried on that one, which is faster."""
     recipe = LANGUAGE_RECIPES[name]
+    only = ["trial-*", "*-dense*", "*-low-rank*", "*-gblr-16-global*"] if name == "smollm2-wikitext" else ["*"]
     with shapes_unchecked():  # fits are thousands of small calls
-        assert main(recipe, ["--smoke", "--out", str(tmp_path)]) == 0
+        assert main(recipe, ["--smoke", "--out", str(tmp_path), "--only", *only]) == 0
     files = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "smoke" / recipe.place).glob("*.json")}
-    assert set(files) == set(smoke_runs(recipe.runs(1), LANGUAGE))
+    every = {key: run for one in only for key, run in recipe.runs(1).items() if fnmatch(key, one)}
+    assert set(files) == set(smoke_runs(every, LANGUAGE))
     for result in files.values():
         assert result["recipe"] == name and set(result["config"]) == {field.name for field in fields(TextRun)}
         assert result["test"][result["metric"]] > 0 and result["size_bytes"] > 1000
