@@ -25,6 +25,14 @@ def test_outputs_that_follow_from_the_inputs_give_the_weight_itself(generator):
     assert float((found - true).norm() / (dense - true).norm()) < 0.02  # the damping is 0.01
 
 
+@pytest.mark.parametrize("rounding", [0.0, 1e-9])
+def test_where_nothing_is_missing_the_dense_weight_stays(rounding, generator):
+    """Sums of squares cancel there, and may leave an error below 0."""
+    dense, x = randn(4, 6, generator=generator), randn(200, 6, generator=generator)
+    halves = seen(x, x @ dense.T + rounding * randn(200, 4, generator=generator))
+    torch.testing.assert_close(goal(dense, halves, halves.whole()), dense, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("samples", [40, 160, 5000])
 def test_few_samples_do_little_harm_on_new_inputs_and_more_of_them_help(samples, generator):
     """The teacher's outputs have a part that the inputs do not tell, as in a model whose other layers have errors."""
@@ -52,7 +60,7 @@ def test_halves_are_samples_of_every_batch_and_add_up(generator):
     assert (halves.first.count, halves.second.count) == (4 + 4 + 2, 4 + 4 + 3)
     both = halves.whole()
     assert both.count == 21
-    for name in ("gram", "cross", "inputs", "outputs"):
+    for name in ("gram", "cross", "inputs", "outputs", "squares"):
         torch.testing.assert_close(getattr(both, name), getattr(whole, name))
     torch.testing.assert_close(both.centred().gram, (x - x.mean(0)).T @ (x - x.mean(0)))
 

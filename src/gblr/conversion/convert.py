@@ -1,7 +1,6 @@
 """`convert_`: any model in, structured model out. All or nothing: an error leaves the model as it was."""
 
 import functools
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -321,24 +320,13 @@ def _build(config: Config, source: Source, jobs: Sequence[Job]) -> nn.Module:
             assert isinstance(config, GaudiConfig)
             shape = (job.weight.shape[0], job.weight.shape[1])
             layer: Any = _empty_gaudi(config, shape, job.bias, source.geometry, job.weight.device, job.weight.dtype)
-            _start_as_large(layer, job.weight)
+            layer.take_variance(job.weight)
         else:
             layer = build_layer(config, job.matrix, job.bias, source.geometry)
         layers.append(layer)
     whole = layers[0] if len(layers) == 1 else SplitLinear(layers)
     whole.train(source.module.training)
     return whole.requires_grad_(source.module.weight.requires_grad)
-
-
-@torch.no_grad()
-def _start_as_large(layer: Any, weight: Tensor) -> None:
-    """Gives a scratch start the variance of the weight it replaces: models choose it layer by layer, GPT-2 a far
-    smaller one than `nn.Linear` where residual branches end. Weights that are not there, zeros or NaN say nothing.
-    """
-    variance = 0.0 if weight.is_meta else float(weight.detach().float().square().mean())
-    if 0 < variance < math.inf:
-        for content in (layer.u, layer.v):
-            content.mul_((3 * layer.in_features * variance) ** 0.25)
 
 
 def build_structured(config: Config, source: Source, jobs: Sequence[Job]) -> tuple[nn.Module, list[nn.Module]]:

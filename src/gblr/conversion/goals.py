@@ -117,7 +117,8 @@ def _borne_out(dense: Float[Tensor, "out in"], halves: Halves) -> tuple[float, f
     if pull <= 0 or size <= 0:
         return 0.0, 0.0
     share, error = min(1.0, pull / size), sum(_error(dense, half) for half in halves)
-    return share, min(1.0, share * (2 * pull - share * size) / error)
+    gain = share * (2 * pull - share * size)
+    return share, gain / max(gain, error)  # an error of 0 may come out below it
 
 
 def _error(dense: Float[Tensor, "out in"], moments: Moments) -> float:

@@ -128,6 +128,17 @@ class GaudiModule(nn.Module):
             for content in (self.u, self.v):
                 content.normal_(0.0, std, generator=generator)
 
+    @torch.no_grad()
+    def take_variance(self, weight: Float[Tensor, "out in"]) -> None:
+        """After `reset_parameters`: outputs with the variance that `weight` gives them. Models choose it layer by
+        layer, GPT-2 a far smaller one than `nn.Linear` where residual branches end. Weights that are not there, zeros
+        or NaN say nothing.
+        """
+        variance = 0.0 if weight.is_meta else float(weight.float().square().mean())
+        if 0 < variance < math.inf:
+            for content in (self.u, self.v):
+                content.mul_((3 * self.in_features * variance) ** 0.25)
+
     def load_matrix(self, matrix: GBLRMatrix) -> None:
         """Takes over structure and contents; blocks beyond those of `matrix` are dead but able to return.
 
