@@ -121,13 +121,13 @@ def rates(record: Record) -> str:
     rows = [row for row in record["rows"] if row["trial"]]
     tried = sorted({row["lr"] for row in rows})
     lines = []
-    for (network, kind), found in groups(rows, "model", "kind").items():
+    for (network, kind, cost), found in groups(rows, "model", "kind", "relative_cost").items():
         accuracy = {row["lr"]: row["accuracy"] for row in found}
         cells = [f"{accuracy[lr]:.2f}" if lr in accuracy else "" for lr in tried]
         best = [f"**{text}**" if accuracy.get(lr) == max(accuracy.values()) else text
                 for lr, text in zip(tried, cells, strict=True)]  # fmt: skip
-        lines.append([network, KINDS.get(kind, kind), *best])
-    return markdown_table(["network", "method", *(f"lr {lr:g}" for lr in tried)], lines, 2)
+        lines.append([network, KINDS.get(kind, kind), f"{cost:g}", *best])
+    return markdown_table(["network", "method", "cost", *(f"lr {lr:g}" for lr in tried)], lines, 2)
 
 
 def types(record: Record) -> str:

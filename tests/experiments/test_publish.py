@@ -70,7 +70,7 @@ def test_tables_have_means_and_spreads_over_seeds_and_the_cost_reached(published
 
 
 def test_trials_have_a_table_of_their_own(published):
-    assert "| vit384 | GBLR, block_rank 1 | **60.00** |" in HOOK["render"]("cifar10-vit.json", "rates")
+    assert "| vit384 | GBLR, block_rank 1 | 0.15 | **60.00** |" in HOOK["render"]("cifar10-vit.json", "rates")
     assert "60.00" not in HOOK["render"]("cifar10-vit.json")
 
 
@@ -118,6 +118,7 @@ def test_what_is_not_there_is_said_with_its_command(published, recipe, view):
         ("vit384-dense-seed12", "dense"),
         ("trial-vit384-low-rank-lr0.0005", "low-rank"),
         ("trial-vit384-gblr-1-lr5e-05", "gblr-1"),
+        ("trial-vit384-gblr-16-0.55-lr0.001", "gblr-16"),
         ("vit384-gblr-1-shrinkage-0.08-seed0", "gblr-1-shrinkage"),
     ],
 )

@@ -1,6 +1,7 @@
 import json
 import os
 from dataclasses import fields, replace
+from fnmatch import fnmatch
 from importlib import import_module
 
 import pytest
@@ -53,6 +54,14 @@ def test_the_headline_has_every_method_at_every_cost_with_three_seeds():
         assert all(f"vit384-{kind}-{c}-seed{s}" in names for c in (0.3, 0.15, 0.08) for s in range(3))
         assert sum(name.startswith(f"trial-vit384-{kind}-lr") for name in names) == 3
     assert all(run.epochs == 60 for name, run in cifar10_vit.runs(3).items() if not name.startswith("trial"))
+
+
+def test_rates_of_pretrained_networks_are_tried_at_each_cost():
+    runs = VISION["cifar10-resnet"].runs(1)
+    for run in (run for run in runs.values() if run.trials):
+        chosen_by = [trial for name, trial in runs.items() if trial.held_out and fnmatch(name, run.trials)]
+        assert len(chosen_by) == 3
+        assert all((t.method, t.relative_cost) == (run.method, run.relative_cost) for t in chosen_by)
 
 
 def tiny(tmp_path, *options):

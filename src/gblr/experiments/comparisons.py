@@ -16,11 +16,14 @@ def rate_trials(
     rates: Sequence[float] = RATES,
     make: Callable[..., Any] = Run,
     trial: Mapping[str, Any] = TRIAL,
+    by_cost: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """A short run of each method with each rate, judged on training samples that were held out."""
+    """A short run of each method with each rate, judged on training samples that were held out; for runs of all costs,
+    or, with `by_cost`, of that one.
+    """
     return {
-        f"trial-{model}-{kind.label}-lr{lr:g}": kind.run(
+        f"trial-{model}-{_label(kind, cost, by_cost)}-lr{lr:g}": kind.run(
             model, _cost(kind, cost), make, **{**trial, **options, "lr": lr}
         )
         for kind in kinds
@@ -35,21 +38,27 @@ def comparison(
     seed: int = 0,
     trials: str = "",
     make: Callable[..., Any] = Run,
+    by_cost: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Every method at every cost, and dense once if it is among them; rates by the trials of the model `trials`."""
+    """Every method at every cost, and dense once if it is among them; rates by the trials of the model `trials`, at the
+    same cost if these are `by_cost`.
+    """
     runs = {}
     for kind in kinds:
-        pattern = f"trial-{trials}-{kind.label}-lr*" if trials else ""
         for cost in costs if kind.method != "dense" else (1.0,):
+            pattern = f"trial-{trials}-{_label(kind, cost, by_cost)}-lr*" if trials else ""
             more = {**options, "seed": seed, "trials": pattern}
             runs[name_of(model, kind, cost, seed)] = kind.run(model, cost, make, **more)
     return runs
 
 
 def name_of(model: str, kind: Kind, cost: float, seed: int = 0) -> str:
-    label = kind.label if kind.method == "dense" else f"{kind.label}-{cost:g}"
-    return f"{model}-{label}-seed{seed}"
+    return f"{model}-{_label(kind, cost)}-seed{seed}"
+
+
+def _label(kind: Kind, cost: float, by_cost: bool = True) -> str:
+    return f"{kind.label}-{cost:g}" if by_cost and kind.method != "dense" else kind.label
 
 
 def _cost(kind: Kind, cost: float) -> float:

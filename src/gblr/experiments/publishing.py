@@ -71,7 +71,7 @@ def write_rows(recipe: Recipe, records: list[Record], rows: list[Record], docs: 
 def kind_of(record: Record) -> str:
     """The method as the name of the run has it: "gblr-16" of "vit384-gblr-16-0.3-seed0"."""
     name = record["name"].removeprefix("trial-").removeprefix(f"{record['config']['model']}-")
-    return re.sub(r"(-lr[\de.-]+|(-[\d.]+)?-seed\d+)$", "", name)
+    return re.sub(r"(-0\.\d+)?-(lr[\de.-]+|seed\d+)$", "", name)
 
 
 def head_of(recipe: Recipe, records: list[Record]) -> Record:
