@@ -2,17 +2,17 @@
 out.
 
 A layer of a compressed model sees inputs X' that differ from the teacher's. Of all weights, W + D with the correction
-D = (Y X'^T - W X' X'^T) (X' X'^T + damping)^-1 gives outputs nearest to the teacher's Y. On inputs that were not used
-to find it, D may do more harm than good: a wide layer has more directions than a few thousand correlated tokens tell
-apart. So D is found from either half of the inputs and tried on the other; that tells how much of D to take: the error
-of the other half is least for the share <M, D> / |D|^2 of it, M being what is missing there. What of |D|^2 is chance,
-|D|^2 - <M, D>, is half as much in a correction from all samples.
+D = (Y X'^T - W X' X'^T) (X' X'^T + damping)^-1 gives outputs nearest to the teacher's Y. Taken whole, that is too much
+for a deep model: on other text the layers before it err in other ways, and the corrections of many layers pile up. Half
+of it is better (QEP, arXiv 2504.09629, takes a constant part of the same correction, for quantised weights), and more
+where D explains more of what is missing: all of it where inputs are merely scaled or turned.
 
-That share is the best for this layer on such inputs, and too much for a deep model: on other text the layers before
-it err in other ways, and the corrections of many layers pile up. Where D explains all that is missing, as it does where
-inputs are merely scaled or turned, it is taken whole; where it explains little, no more than half. (QEP, arXiv
-2504.09629, damps the same correction by a constant, for quantised weights.) The damping is not chosen by such a trial:
-few tokens, with very large inputs, decide it, so that other halves gave other weights, and on the whole worse ones.
+A wide layer has more directions than a few tokens tell apart, and D may then do harm on inputs that were not used to
+find it. So D is found from either half of the inputs and tried on the other. The error there is least for the share
+<M, D> / |D|^2 of it, M being what is missing there, and the same as without any at twice that share: no more is taken.
+What of |D|^2 is chance, |D|^2 - <M, D>, is half as much in a correction from all samples. To take that best share
+itself was worse on whole models, and so was a damping chosen by such a trial: few tokens, with very large inputs,
+decide it, so that other halves gave other weights.
 """
 
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ class Halves:
 def goal(dense: Float[Tensor, "out in"], halves: Halves, whole: Moments) -> Float[Tensor, "out in"]:
     """The dense weight with as much of the correction as can be relied upon; none, if none holds on other inputs."""
     share, explained = _borne_out(dense, halves)
-    share = min(share, (1 + explained) / 2)
+    share = min(2 * share, (1 + explained) / 2)
     return dense + share * _correction(dense, whole) if share else dense
 
 
