@@ -19,7 +19,7 @@ from language_models import writing
 from torch import Tensor, nn
 
 import gblr
-from gblr.experiments.step import GraphAdamW, Step, compile_blocks_
+from gblr.experiments.step import GraphAdamW, Step, made_fast_
 from gblr.layers import gaudi
 from gblr.layers.structured import StructuredLinear
 from gblr.models.vit import ViT
@@ -60,7 +60,7 @@ def training_step(model: nn.Module, batch: int, size: int, classes: int) -> Call
     if any(isinstance(module, gaudi.GaudiModule) for module in model.modules()):
         gblr.StructureLearner(model, optimizer, gblr.Budget(relative_cost=0.25), total_steps=1000)
     if on_gpu():
-        compile_blocks_(model)
+        made_fast_(model)
     return partial(Step(model, optimizer, on_gpu()), x, y)
 
 

@@ -155,7 +155,7 @@ def gap(record: Record) -> str:
 
 
 _COMPARED = ("cifar10-vit", "cifar10-mixer", "cifar10-finetune", "cifar10-resnet", "cifar100-vit",
-             "imagenet-vit-scratch", "imagenet-vit-finetune", "imagenet-resnet18")  # fmt: skip
+             "cifar100-mixer", "imagenet-vit-scratch", "imagenet-vit-finetune", "imagenet-resnet18")  # fmt: skip
 VISION_TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     **{(f"{name}.json", ""): by_cost for name in _COMPARED},
     **{(f"{name}.json", "rates"): rates for name in _COMPARED},

@@ -56,12 +56,14 @@ def test_the_headline_has_every_method_at_every_cost_with_three_seeds():
     assert all(run.epochs == 60 for name, run in cifar10_vit.runs(3).items() if not name.startswith("trial"))
 
 
-def test_rates_of_pretrained_networks_are_tried_at_each_cost():
+def test_rates_of_pretrained_networks_are_tried_as_they_are_tuned_and_for_distillation_at_each_cost():
     runs = VISION["cifar10-resnet"].runs(1)
     for run in (run for run in runs.values() if run.trials):
         chosen_by = [trial for name, trial in runs.items() if trial.held_out and fnmatch(name, run.trials)]
         assert len(chosen_by) == 3
-        assert all((t.method, t.relative_cost) == (run.method, run.relative_cost) for t in chosen_by)
+        assert all((t.method, t.distilled) == (run.method, run.distilled) for t in chosen_by)
+        cost = run.relative_cost if run.distilled or run.method == "dense" else 0.3
+        assert all(t.relative_cost == cost for t in chosen_by)
 
 
 def tiny(tmp_path, *options):

@@ -17,6 +17,7 @@ RECIPES = {
     "cifar10-resnet": ("gblr.experiments.cifar10_resnet", "pretrained ResNets, converted and tuned (Table 5)"),
     "cifar10-analysis": ("gblr.experiments.cifar10_analysis", "learned costs, masks, generalization (Tables 2, 3)"),
     "cifar100-vit": ("gblr.experiments.cifar100_vit", "a vision transformer on CIFAR-100 (Fig. 5)"),
+    "cifar100-mixer": ("gblr.experiments.cifar100_mixer", "MLP-Mixer on CIFAR-100 (Fig. 5)"),
     "imagenet-vit-scratch": ("gblr.experiments.imagenet_vit_scratch", "ViT-Base on ImageNet (Tables 2 to 4)"),
     "imagenet-vit-finetune": ("gblr.experiments.imagenet_vit_finetune", "ViT-Base, fine-tuned on ImageNet (Fig. 4)"),
     "imagenet-resnet18": ("gblr.experiments.imagenet_resnet18", "ResNet-18 on ImageNet (Table 5)"),

@@ -8,16 +8,13 @@ DIR has train-*.parquet and test-*.parquet (columns `img` and `fine_label`), or 
 import sys
 
 from gblr.experiments.cifar10_vit import COSTS, KINDS
-from gblr.experiments.comparisons import comparison, rate_trials
+from gblr.experiments.comparisons import trials_and_comparison
 from gblr.experiments.run import Recipe, Run
 from gblr.experiments.vision import main
 
 
 def runs(seeds: int) -> dict[str, Run]:
-    found = rate_trials("vit384", KINDS)
-    for seed in range(seeds):
-        found |= comparison("vit384", KINDS, COSTS, seed, trials="vit384")
-    return found
+    return trials_and_comparison("vit384", KINDS, COSTS, seeds)
 
 
 RECIPE = Recipe(

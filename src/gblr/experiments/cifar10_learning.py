@@ -29,7 +29,7 @@ from gblr.conversion.filters import linear_layers
 from gblr.conversion.harden import harden_
 from gblr.data.cifar import MEAN, STD, load_cifar10
 from gblr.data.images import ImageBatches, ImageSet
-from gblr.experiments.step import GraphAdamW, Step, compile_blocks_, lr_share, uncompiled
+from gblr.experiments.step import GraphAdamW, Step, lr_share, made_fast_, uncompiled
 from gblr.experiments.store import write
 from gblr.experiments.structures import restore_variances_, standard_deviations
 from gblr.fitting.config import GaudiConfig, LowRankConfig
@@ -123,7 +123,7 @@ def train(run: Run, data: ImageSet, **sizes: Any) -> tuple[nn.Module, dict[str, 
     total = run.epochs * len(batches)
     on_gpu = device.type == "cuda"
     if on_gpu:
-        compile_blocks_(model)
+        made_fast_(model)
     optimizer = GraphAdamW(param_groups(model, run.lr, run.structure_lr, run.weight_decay), device)
     learner = None
     if run.method == "gaudi":

@@ -9,16 +9,13 @@ matrices of a block are converted. One seed, unless --seeds says more.
 import sys
 
 from gblr.experiments.cifar10_vit import COSTS, KINDS
-from gblr.experiments.comparisons import comparison, rate_trials
+from gblr.experiments.comparisons import trials_and_comparison
 from gblr.experiments.run import Recipe, Run
 from gblr.experiments.vision import main
 
 
 def runs(seeds: int) -> dict[str, Run]:
-    found = rate_trials("mixer", KINDS)
-    for seed in range(seeds):
-        found |= comparison("mixer", KINDS, COSTS, seed, trials="mixer")
-    return found
+    return trials_and_comparison("mixer", KINDS, COSTS, seeds)
 
 
 RECIPE = Recipe(

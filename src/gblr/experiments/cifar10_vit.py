@@ -11,7 +11,7 @@ method tries the same three learning rates, for 15 epochs at cost 0.15, judged o
 
 import sys
 
-from gblr.experiments.comparisons import comparison, rate_trials
+from gblr.experiments.comparisons import comparison, trials_and_comparison
 from gblr.experiments.run import BASELINES, DENSE, LEARNED, Recipe, Run
 from gblr.experiments.vision import main
 
@@ -20,10 +20,8 @@ KINDS = (DENSE, *LEARNED, *BASELINES)
 
 
 def runs(seeds: int) -> dict[str, Run]:
-    found = rate_trials("vit384", KINDS)
-    for seed in range(seeds):
-        found |= comparison("vit384", KINDS, COSTS, seed, trials="vit384")
-    return found | comparison("vit768", KINDS, (0.3, 0.08), trials="vit384")
+    headline = trials_and_comparison("vit384", KINDS, COSTS, seeds)
+    return headline | comparison("vit768", KINDS, (0.3, 0.08), trials="vit384")
 
 
 RECIPE = Recipe(

@@ -53,6 +53,14 @@ def comparison(
     return runs
 
 
+def trials_and_comparison(model: str, kinds: Sequence[Kind], costs: Sequence[float], seeds: int) -> dict[str, Any]:
+    """Trials of rates, then every method at every cost for each seed."""
+    found = rate_trials(model, kinds)
+    for seed in range(seeds):
+        found |= comparison(model, kinds, costs, seed, trials=model)
+    return found
+
+
 def name_of(model: str, kind: Kind, cost: float, seed: int = 0) -> str:
     return f"{model}-{_label(kind, cost)}-seed{seed}"
 

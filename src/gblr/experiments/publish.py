@@ -19,6 +19,7 @@ from gblr.experiments import (
     cifar10_mixer,
     cifar10_resnet,
     cifar10_vit,
+    cifar100_mixer,
     cifar100_vit,
     imagenet_resnet18,
     imagenet_vit_finetune,
@@ -40,8 +41,8 @@ from gblr.experiments.run import Recipe
 from gblr.experiments.store import Record, Store
 
 _MODULES = (
-    cifar10_vit, cifar10_mixer, cifar10_finetune, cifar10_resnet, cifar100_vit, imagenet_vit_scratch,
-    imagenet_vit_finetune, imagenet_resnet18,
+    cifar10_vit, cifar10_mixer, cifar10_finetune, cifar10_resnet, cifar100_vit, cifar100_mixer,
+    imagenet_vit_scratch, imagenet_vit_finetune, imagenet_resnet18,
 )  # fmt: skip
 RECIPES: tuple[Recipe, ...] = tuple(module.RECIPE for module in _MODULES)
 _KEPT = ("model", "method", "relative_cost", "seed", "block_rank", "lr", "epochs", "scope")

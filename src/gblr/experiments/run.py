@@ -87,6 +87,7 @@ class Run(StructuredRun):
     cutmix: float = 1.0
     mixed_share: float = 0.5  # of the batches
     drop_path: float = 0.0
+    distilled: float = 0.0  # share of the loss that aims at the outputs of the network it starts from
     eval_every: int = 5
 
 

@@ -1,5 +1,6 @@
 """`train_run`: one run from its description to its result."""
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -60,10 +61,11 @@ def train_run(
     task = task.holding_out(run.held_out) if run.held_out else task
     task = task.to(device)
     model = (sources or Sources()).network(run, task).to(device)
+    dense = copy.deepcopy(model) if run.distilled else None
     example = next(iter(task.judging(task.test)))[0][:1]
     saved = None if state is None or not state.exists() else torch.load(state, map_location=device, weights_only=True)
     record = _converted(model, run, task, example) if saved is None else _resumed(model, run, task, example, saved)
-    training = Training(model, run, task, record["target"], eager)
+    training = Training(model, run, task, record["target"], eager, dense)
     if saved is not None:
         training.load(saved)
         say(f"goes on after epoch {training.epoch}")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gblr.experiments.datasets import Batches, Task
 from gblr.experiments.run import Run
-from gblr.experiments.step import GraphAdamW, Step, compile_blocks_, lr_share, uncompiled
+from gblr.experiments.step import GraphAdamW, Step, Teacher, lr_share, made_fast_, uncompiled
 from gblr.training.learner import StructureLearner
 from gblr.training.mixing import draw_mix, mix_inputs, mix_targets
 from gblr.training.param_groups import param_groups
@@ -18,22 +18,29 @@ CURVE = ("epoch", "train_loss", "test_accuracy", "relative_cost", "live_blocks",
 
 
 class Training:
-    """`target` is what the converted layers may cost at the end; `eager` does without compilation and CUDA graphs."""
+    """`target` is what the converted layers may cost at the end; `eager` does without compilation and CUDA graphs.
+    `dense` is the network that a distilled run aims at.
+    """
 
-    def __init__(self, model: nn.Module, run: Run, task: Task, target: float, eager: bool = False):
+    def __init__(
+        self, model: nn.Module, run: Run, task: Task, target: float, eager: bool = False, dense: nn.Module | None = None
+    ):
         self.model, self.run, self.task = model, run, task
         device = torch.device(task.device)
         self.batches: Batches = task.training(run)
         self.total = run.epochs * len(self.batches)
         on_gpu = device.type == "cuda"
         if on_gpu and not eager:
-            compile_blocks_(model)
+            for network in filter(None, (model, dense)):
+                made_fast_(network)
         self.optimizer = GraphAdamW(param_groups(model, run.lr, run.structure_lr, run.weight_decay), device)
         self.learner: StructureLearner | None = None
         if run.method == "gaudi" and self.total:
             goal = run.learned_to(target)
             self.learner = StructureLearner(model, self.optimizer, goal, run.sigma_schedule, self.total)
-        self.step = Step(model, self.optimizer, on_gpu, run.smoothing, run.clip, captured=on_gpu and not eager)
+        teacher = None if dense is None else Teacher(dense.eval(), run.distilled)
+        captured = on_gpu and not eager
+        self.step = Step(model, self.optimizer, on_gpu, run.smoothing, run.clip, captured, teacher)
         self.epoch, self.seconds = 0, 0.0
         self.curve: dict[str, list[Any]] = {name: [] for name in CURVE}
 

@@ -33,7 +33,8 @@ class Vision(Field):
         return tiny_run(run, epochs)
 
     def features(self, run: Run) -> set[Hashable]:
-        return {(run.method, run.block_rank, run.budget, run.init, run.allocation, run.start_cost, run.weights)}
+        structure = (run.method, run.block_rank, run.budget, run.init, run.allocation, run.start_cost, run.weights)
+        return {structure, ("distilled", run.distilled > 0)}
 
     def make(self, run: Run, task: Task, place: Place) -> Result:
         sources = Sources(place.results, place.weights)
