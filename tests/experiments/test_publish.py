@@ -119,6 +119,7 @@ def test_what_is_not_there_is_said_with_its_command(published, recipe, view):
         ("trial-vit384-low-rank-lr0.0005", "low-rank"),
         ("trial-vit384-gblr-1-lr5e-05", "gblr-1"),
         ("trial-vit384-gblr-16-0.55-lr0.001", "gblr-16"),
+        ("trial-twin-vit384-gblr-16-0.55-lr0.001", "gblr-16"),
         ("vit384-gblr-1-shrinkage-0.08-seed0", "gblr-1-shrinkage"),
     ],
 )

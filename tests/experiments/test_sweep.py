@@ -9,9 +9,11 @@ import pytest
 from gblr.cli.reproduce import RECIPES
 from gblr.experiments import check as checking
 from gblr.experiments import cifar10_vit, imagenet_vit_scratch
+from gblr.experiments.field import Place
+from gblr.experiments.publishing import stored_runs
 from gblr.experiments.run import Run
 from gblr.experiments.store import Store, write
-from gblr.experiments.sweep import Sweep, parse, smoke_runs, with_best_rate
+from gblr.experiments.sweep import Sweep, parse, perform, smoke_runs, with_best_rate
 from gblr.experiments.vision import VISION as FIELD
 from gblr.experiments.vision import main
 from tests.shape_hook import shapes_unchecked
@@ -64,6 +66,16 @@ def test_rates_of_pretrained_networks_are_tried_as_they_are_tuned_and_for_distil
         assert all((t.method, t.distilled) == (run.method, run.distilled) for t in chosen_by)
         cost = run.relative_cost if run.distilled or run.method == "dense" else 0.3
         assert all(t.relative_cost == cost for t in chosen_by)
+
+
+@pytest.mark.parametrize("name", ["cifar10-resnet", "cifar10-finetune"])
+def test_rates_of_tuned_networks_are_tried_on_images_that_their_start_has_not_seen(name):
+    runs = VISION[name].runs(1)
+    trials = [run for run in runs.values() if run.held_out and run.source]
+    for trial in trials:
+        place, _, start = trial.source.partition("/")
+        assert place == name and (runs[start].held_out, runs[start].model) == (trial.held_out, trial.model)
+    assert trials and not any("twin" in run.source for run in runs.values() if not run.held_out)
 
 
 def tiny(tmp_path, *options):
@@ -121,11 +133,22 @@ def test_a_run_waits_for_the_trials_of_its_rate(tmp_path):
 
 def test_a_run_waits_for_the_model_that_it_starts_from(tmp_path):
     recipe = VISION["cifar10-finetune"]
-    name, run = next(iter(recipe.runs(1).items()))
-    waits = sweep(tmp_path, recipe, {name: run})
+    run = recipe.runs(1)[DENSE_RUN]
+    waits = sweep(tmp_path, recipe, {DENSE_RUN: run})
     assert f"gblr reproduce cifar10-vit --only {DENSE_RUN}" in waits.reason_to_wait(run)
     Store(tmp_path / "cifar10-vit").save_model(DENSE_RUN, {})
     assert waits.reason_to_wait(run) == ""
+
+
+def test_the_twin_of_a_network_is_kept_for_trials_and_is_no_result(tmp_path):
+    recipe, (twin, trial) = VISION["cifar10-resnet"], ("twin-resnet20", "trial-twin-resnet20-dense-lr0.001")
+    runs = recipe.runs(1)
+    waits = sweep(tmp_path, recipe, {trial: runs[trial]})
+    assert f"gblr reproduce cifar10-resnet --only {twin}" in waits.reason_to_wait(runs[trial])
+    for name in (twin, trial):
+        perform(recipe, FIELD, name, FIELD.tiny(runs[name], 1), FIELD.smoke_task(recipe), waits.store, Place(tmp_path))
+    assert waits.reason_to_wait(runs[trial]) == "" and not waits.store.path(trial, ".model.pt").exists()
+    assert [record["name"] for record in stored_runs(recipe, tmp_path)] == [trial]
 
 
 def test_the_best_trial_gives_the_rate(tmp_path):

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gblr.experiments.run import Kind, Run
+from gblr.experiments.run import DENSE, TWIN, Kind, Run
 
 RATES = (5e-4, 1e-3, 2e-3)  # from scratch; tried for every method alike
-TRIAL: dict[str, Any] = {"epochs": 15, "warmup_epochs": 2.0, "held_out": 5000, "seed": 100}
+HELD_OUT = 5000  # training images that judge trials
+TRIAL: dict[str, Any] = {"epochs": 15, "warmup_epochs": 2.0, "held_out": HELD_OUT, "seed": 100}
 
 
 def rate_trials(
@@ -17,13 +18,14 @@ def rate_trials(
     make: Callable[..., Any] = Run,
     trial: Mapping[str, Any] = TRIAL,
     by_cost: bool = False,
+    name: str = "",
     **options: Any,
 ) -> dict[str, Any]:
     """A short run of each method with each rate, judged on training samples that were held out; for runs of all costs,
-    or, with `by_cost`, of that one.
+    or, with `by_cost`, of that one. `name` is what the trials call the model.
     """
     return {
-        f"trial-{model}-{_label(kind, cost, by_cost)}-lr{lr:g}": kind.run(
+        f"trial-{name or model}-{_label(kind, cost, by_cost)}-lr{lr:g}": kind.run(
             model, _cost(kind, cost), make, **{**trial, **options, "lr": lr}
         )
         for kind in kinds
@@ -59,6 +61,13 @@ def trials_and_comparison(model: str, kinds: Sequence[Kind], costs: Sequence[flo
     for seed in range(seeds):
         found |= comparison(model, kinds, costs, seed, trials=model)
     return found
+
+
+def twin_of(model: str, **options: Any) -> dict[str, Any]:
+    """A dense network trained without the images that judge trials, for those of a network that is tuned: it has seen
+    all of them, so on these images the rate that changes the least would look the best.
+    """
+    return {f"{TWIN}{model}": DENSE.run(model, 1.0, held_out=HELD_OUT, **options)}
 
 
 def name_of(model: str, kind: Kind, cost: float, seed: int = 0) -> str:

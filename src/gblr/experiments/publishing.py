@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gblr.experiments.run import Recipe
+from gblr.experiments.run import TWIN, Recipe
 from gblr.experiments.store import Record, Store, read_rows, write
 
 _COLORS = 128  # of a picture
@@ -53,7 +53,8 @@ def publish(
 def stored_runs(recipe: Recipe, runs: Path) -> list[Record]:
     """Results that are there, of as many seeds as there are, in the order of the recipe."""
     store = Store(runs / recipe.place)
-    return [store.read(name) for name in recipe.runs(MOST_SEEDS) if store.has(name)]
+    names = [name for name in recipe.runs(MOST_SEEDS) if not name.startswith(TWIN)]
+    return [store.read(name) for name in names if store.has(name)]
 
 
 def write_rows(recipe: Recipe, records: list[Record], rows: list[Record], docs: Path, keep: bool) -> list[Record]:
@@ -70,7 +71,7 @@ def write_rows(recipe: Recipe, records: list[Record], rows: list[Record], docs: 
 
 def kind_of(record: Record) -> str:
     """The method as the name of the run has it: "gblr-16" of "vit384-gblr-16-0.3-seed0"."""
-    name = record["name"].removeprefix("trial-").removeprefix(f"{record['config']['model']}-")
+    name = record["name"].removeprefix("trial-").removeprefix(TWIN).removeprefix(f"{record['config']['model']}-")
     return re.sub(r"(-0\.\d+)?-(lr[\de.-]+|seed\d+)$", "", name)
 
 

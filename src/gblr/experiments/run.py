@@ -10,6 +10,7 @@ from gblr.training.budget import Budget, Scope, Weights
 from gblr.training.budget import Method as BudgetMethod
 from gblr.training.schedules import SigmaSchedule, SigmaShape
 
+TWIN = "twin-"  # begins the names of runs that trials start from; they are no results
 Method = Literal["dense", "low rank", "monarch", "pixelfly", "blast", "gaudi"]
 
 

@@ -15,7 +15,7 @@ import torch
 
 from gblr.experiments.check import check
 from gblr.experiments.field import Field, Paused, Place
-from gblr.experiments.run import Recipe
+from gblr.experiments.run import TWIN, Recipe
 from gblr.experiments.store import Record, Store, rate_of
 
 _PAUSED = 75  # exit code of a run whose time was over: sysexits' "try again"
@@ -115,7 +115,7 @@ def perform(recipe: Recipe, field: Field, name: str, run: Any, task: Any, store:
     head |= {"commit": os.environ.get("GBLR_COMMIT", ""), "device": _device_name(place.device)}
     head |= {"torch": torch.__version__} | ({"rate_trials": trials} if trials else {})
     record = head | result.record
-    if run.method == "dense" and not run.held_out and not run.source:  # others may start from it
+    if run.method == "dense" and not run.source and (not run.held_out or name.startswith(TWIN)):  # others start from it
         store.save_model(name, result.model.state_dict())
     if result.blocks and run.seed == 0:
         store.save_blocks(name, result.blocks)
@@ -262,7 +262,7 @@ def smoke_runs(runs: dict[str, Any], field: Field) -> dict[str, Any]:
     seen: set[Hashable] = set()
     found = {}
     for name, run in runs.items():
-        features = {"trial"} if run.held_out else field.features(run)
+        features = {("trial", bool(run.source))} if run.held_out else field.features(run)
         if not features <= seen:
             found[name] = field.tiny(run)
         seen |= features
