@@ -27,6 +27,7 @@ from gblr.ops.masked_content import masked_content
 from gblr.ops.masks import boxcar_mask, gaudi_mask, round_ste
 from gblr.ops.prox import soft_shrink
 from gblr.training.budget import Budget
+from gblr.training.distillation import TaughtLoss
 from gblr.training.heal import HealResult, heal_
 from gblr.training.learner import StructureLearner
 from gblr.training.loop import TrainResult, train
@@ -57,6 +58,7 @@ __all__ = [
     "StructureLearner",
     "StructuredConv2d",
     "StructuredLinear",
+    "TaughtLoss",
     "TrainConfig",
     "TrainResult",
     "boxcar_mask",

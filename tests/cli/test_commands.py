@@ -65,6 +65,14 @@ def test_a_stopped_run_continues_with_the_same_command(gblr, monkeypatch, tmp_pa
     assert (tmp_path / "run" / "model" / "gblr.json").exists()
 
 
+def test_training_may_aim_at_the_dense_model_in_place_of_labels(gblr, small):
+    ended = gblr("compress", "vit:digits", *TINY, "--train", 0.5, "--distill", 1, "--out", "run", "--json")
+    assert ended.code == 0, ended.err
+    by_labels = json.loads((small.folder / "run.json").read_text())["history"]["loss"]
+    # that model, untrained, says next to nothing of classes, and the fit is near to it
+    assert json.loads(ended.out)["history"]["loss"][-1] < by_labels[-1] / 2
+
+
 def test_another_run_in_the_same_folder_is_refused_and_harms_nothing(gblr, small, tmp_path):
     before = (small.folder / "run.json").read_bytes()
     ended = gblr("compress", "vit:digits", *TINY, "--cost", 0.5, "--out", small.folder)
@@ -102,6 +110,8 @@ def test_structure_is_learned_from_scratch_by_a_recipe(gblr, tmp_path):
         (("compress", "no/such/model", "--data", "digits"), 1, "no/such/model"),
         (("compress", "vit:digits", "--data", "digits", "--cost", "30"), 1, "fraction"),
         (("compress", "vit:digits", "--data", "digits", "--method", "magic"), 1, "low-rank"),
+        (("compress", "vit:digits", "--data", "digits", "--distill", "0.9"), 1, "give --train"),
+        (("compress", "vit:digits", "--data", "digits", "--train", "1", "--distill", "9"), 1, "lies in [0, 1]"),
         (("compress", "vit:digits"), 2, "--data"),
         (("compress", "vit:digits", "--data", "digits", "--train", "1", "--no-train"), 2, "exclude each other"),
         (("train", "vit:digits"), 2, "data"),

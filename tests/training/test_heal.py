@@ -11,7 +11,7 @@ from torch import nn
 import gblr
 from gblr.conversion import refit_parts
 from gblr.conversion.refit import refit_layers_, structured_layers
-from gblr.training.heal import distillation_loss
+from gblr.training.distillation import distillation_loss
 from tests.conversion import converted
 from tests.helpers import raises_value_error
 

@@ -1,8 +1,11 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from gblr.workflows.compress import compress
 from gblr.workflows.settings import OtherRun, Settings, claim
+from tests.shape_hook import shapes_unchecked
 
 
 def test_a_run_from_before_an_option_was_there_goes_on(tmp_path):
@@ -12,3 +15,11 @@ def test_a_run_from_before_an_option_was_there_goes_on(tmp_path):
     claim(tmp_path, settings)
     with pytest.raises(OtherRun, match="sensitivity was False"):
         claim(tmp_path, Settings("model", "data", sensitivity=True))
+
+
+def test_distillation_is_refused_before_any_work_where_training_has_a_loss_of_its_own(tmp_path):
+    task = SimpleNamespace(loss=lambda model, batch: 0.0, name="sentence similarity")
+    settings = Settings("model", "data", epochs=1.0, distill=0.9)
+    with shapes_unchecked(), pytest.raises(ValueError, match="training for sentence similarity has a loss of its own"):
+        compress(settings, None, task, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -53,6 +53,9 @@ def compress(
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Spend the cost where the model's outputs depend on it.")
     ] = False,
+    distill: Annotated[
+        float, typer.Option(help="Share of the training loss that aims at the dense model's scores, not at labels.")
+    ] = 0.0,
     out: Out = None,
     block_rank: Rank = 1,
     include: Names = None,
@@ -83,10 +86,10 @@ def compress(
     run(
         {
             "model": model, "data": data, "cost": cost, "method": method, "epochs": train or 0.0,
-            "calibration": calibration, "heal": heal, "sensitivity": sensitivity, "block_rank": block_rank,
-            "include": tuple(include or ()), "exclude": tuple(exclude or ()), "convolutions": convolutions,
-            "baselines": tuple(baseline or ()), "lr": lr, "structure_lr": structure_lr, "batch_size": batch_size,
-            "max_train": max_train, "max_eval": max_eval, "seed": seed,
+            "calibration": calibration, "heal": heal, "sensitivity": sensitivity, "distill": distill,
+            "block_rank": block_rank, "include": tuple(include or ()), "exclude": tuple(exclude or ()),
+            "convolutions": convolutions, "baselines": tuple(baseline or ()), "lr": lr, "structure_lr": structure_lr,
+            "batch_size": batch_size, "max_train": max_train, "max_eval": max_eval, "seed": seed,
         },
         out, threads, as_json,
     )  # fmt: skip

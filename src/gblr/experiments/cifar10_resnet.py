@@ -21,7 +21,7 @@ DEPTHS = (20, 32, 44, 56)
 COSTS = (0.55, 0.3)
 RATES = (3e-4, 1e-3, 3e-3)
 COMMON: dict[str, Any] = {
-    "source": "weights", "scope": "model", "calibration": 512, "epochs": 15, "batch_size": 256, "warmup_epochs": 1.0,
+    "source": "weights", "scope": "model", "calibration": 512, "epochs": 15, "batch_size": 512, "warmup_epochs": 1.0,
     "weight_decay": 5e-4, "smoothing": 0.0, "cutmix": 0.0,
 }  # fmt: skip
 _GLOBAL = ("allocation", "global")

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gblr.training.distillation import divergence
+
 
 class GraphAdamW(torch.optim.AdamW):
     """AdamW whose learning rates are tensors, so that a captured step reads what `set_share` writes."""
@@ -33,19 +35,17 @@ class GraphAdamW(torch.optim.AdamW):
 
 @dataclass(frozen=True)
 class Teacher:
-    """A trained network whose outputs a share of the loss aims at (Hinton et al., 2015), the rest at the labels."""
+    """A trained network whose outputs a share of the loss aims at, the rest at the labels."""
 
     model: nn.Module
     share: float
     temperature: float = 4.0
 
     def mixed_in(self, loss: Tensor, scores: Tensor, x: Tensor) -> Tensor:
-        """Of the labels' loss and the divergence of softened outputs, which is scaled to gradients of its size."""
+        """Of the labels' loss and the divergence from the network's outputs."""
         with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda, cache_enabled=False):
             aims = self.model(x)
-        found, aimed = ((s.float() / self.temperature).log_softmax(-1) for s in (scores, aims))
-        divergence = nn.functional.kl_div(found, aimed, reduction="batchmean", log_target=True)
-        return (1 - self.share) * loss + self.share * self.temperature**2 * divergence
+        return (1 - self.share) * loss + self.share * divergence(scores, aims, self.temperature)
 
 
 class Step:

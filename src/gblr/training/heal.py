@@ -2,31 +2,27 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 
 from gblr.atomic import write_json
-from gblr.conversion.calibrate import batch_call, padding_of
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.cost import cost
-from gblr.conversion.outputs import output_kind, output_tensor
 from gblr.conversion.planner import as_call
 from gblr.conversion.refit import Refitted, refit_layers_, structured_layers
 from gblr.conversion.refit_parts import Freedom
 from gblr.fitting.config import TRAINABLE_GROWTH, check_choice
 from gblr.layers.gaudi import GaudiModule
 from gblr.training.budget import Budget
+from gblr.training.distillation import Match, distillation_loss
 from gblr.training.loop import TrainResult, train
 from gblr.training.schedules import SigmaSchedule
-from gblr.training.train_config import Precision, TrainConfig
-
-Match = Literal["auto", "logits", "hidden"]
+from gblr.training.train_config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -138,47 +134,3 @@ def _distill(
         teacher.train(was_training)
         for parameter in frozen:
             parameter.requires_grad_(True)
-
-
-def distillation_loss(
-    teacher: nn.Module, match: Match = "auto", temperature: float = 1.0, precision: Precision = "no"
-) -> Callable[[nn.Module, Any], Tensor]:
-    """A loss for `gblr.train`: how far the model's outputs on a batch are from the teacher's. Dropout is turned off: it
-    would be an error that nothing can learn away. `precision` is that of the teacher's products, as in `TrainConfig`.
-    """
-    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        device = next(teacher.parameters()).device.type
-        with torch.no_grad(), torch.autocast(device, dtype, enabled=precision != "no"):
-            goal = batch_call(teacher, batch)
-        without_dropout(model)
-        found = batch_call(model, batch)
-        kind = match if match != "auto" else output_kind(goal)
-        goal, found = output_tensor(goal, kind), output_tensor(found, kind)
-        goal, found, weight = goal.float(), found.float(), _weights(padding_of(batch), goal)
-        if kind == "hidden":
-            missing, size = ((values.square().sum(-1) * weight).sum() for values in (found - goal, goal))
-            return missing / size.clamp(min=1e-30)
-        goal, found = ((values / temperature).log_softmax(-1) for values in (goal, found))
-        divergence = nn.functional.kl_div(found, goal, reduction="none", log_target=True).sum(-1)
-        return (divergence * weight).sum() / weight.sum() * temperature**2
-
-    return loss
-
-
-def _weights(real: Tensor | None, outputs: Tensor) -> Tensor:
-    """Of each position, 0 for padding. Products with it do what an index would wait for the device for."""
-    weight = torch.ones(outputs.shape[:-1], device=outputs.device)
-    if real is None or weight.shape[: real.dim()] != real.shape:
-        return weight
-    return weight * real.to(weight).view(*real.shape, *[1] * (weight.dim() - real.dim()))
-
-
-def without_dropout(model: nn.Module) -> None:
-    """All as in evaluation but the layers of gblr, and batch norms, whose statistics follow the compressed model.
-    Attention has a dropout of its own besides the modules for it, so that looking for these is not enough.
-    """
-    for module in model.modules():
-        if type(module).__module__.split(".")[0] != "gblr" and not isinstance(module, _BatchNorm):
-            module.training = False

@@ -32,6 +32,11 @@ def compress(
 
     Interrupted at any moment, it continues where it was when called again with the same settings.
     """
+    if settings.distill and task.loss is not None:
+        raise ValueError(
+            f"--distill needs data with labels, or text for a language model of Hugging Face: training for {task.name} "
+            "has a loss of its own. Leave it out."
+        )
     claim(out, settings)
     begin = time.monotonic()
     first = () if settings.from_scratch else ("dense",)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gblr.data.tokens import TextSet
 from gblr.progress import progress
-from gblr.training.heal import without_dropout
+from gblr.training.distillation import without_dropout
 from gblr.workflows.task import Request, Samples, Task, call, device_of, main_output
 
 _EVAL_BATCH = 32

@@ -24,6 +24,7 @@ from gblr.conversion.timing import interleaved
 from gblr.fitting.config import STIFF_GROWTH, TRAINABLE_GROWTH, Allocation, Config, GaudiConfig
 from gblr.layers.gaudi import GaudiModule
 from gblr.training.budget import Budget
+from gblr.training.distillation import TaughtLoss
 from gblr.training.heal import heal_
 from gblr.training.loop import train
 from gblr.training.rng import derived_seed, seed_all
@@ -111,10 +112,12 @@ class Variant:
         self.say(f"layers refitted in order: mean error of their outputs {before:.3f} before, {after:.3f} after")
 
     def _train(self) -> None:
-        config = self._train_config()
+        config, loss = self._train_config(), self.task.loss
         self.say(f"training for {config.epochs:g} epochs on {self.task.what}")
-        out = self.folder / "train"
-        result = train(self.model, self.task.train_data, config=config, out=out, loss=self.task.loss)
+        if self.settings.distill:
+            loss = taught_loss(self.task, self.dense, self.settings.distill, config)
+            config = replace(config, label_smoothing=0.0)  # the loss has it
+        result = train(self.model, self.task.train_data, config=config, out=self.folder / "train", loss=loss)
         self.result["history"] = history_of(result.history)
         self.result["train_seconds"] = round(result.seconds, 1)
 
@@ -162,6 +165,12 @@ def config_of(settings: Settings, method: str) -> Config:
     if settings.from_scratch:
         return GaudiConfig(1.0, block_rank=settings.block_rank, init="scratch")
     return GaudiConfig(settings.cost, allocation, block_rank=settings.block_rank, max_growth=growth_of(settings))
+
+
+def taught_loss(task: Task, dense: nn.Module, share: float, config: TrainConfig) -> TaughtLoss:
+    """Scores of classes are softened; those of the next token say as they are what else might have come."""
+    temperature = 1.0 if task.name == "language modelling" else 4.0
+    return TaughtLoss(dense, share, temperature, config.label_smoothing, config.precision)
 
 
 def growth_of(settings: Settings) -> float:

@@ -1,0 +1,124 @@
+"""Losses that aim at the outputs of a dense model, the teacher: alone, or beside the labels."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from gblr.conversion.calibrate import batch_call, padding_of
+from gblr.conversion.outputs import output_kind, output_tensor
+from gblr.training.objective import logits_of, own_loss, pair
+from gblr.training.train_config import Precision
+
+Match = Literal["auto", "logits", "hidden"]
+_DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def divergence(
+    found: Float[Tensor, "*b classes"],
+    aimed: Float[Tensor, "*b classes"],
+    temperature: float = 1.0,
+    weight: Float[Tensor, "*b"] | None = None,
+) -> Float[Tensor, ""]:
+    """Kullback-Leibler divergence of scores softened by `temperature`, mean over samples, times temperature^2, so that
+    its gradients keep their size (Hinton et al., 2015).
+    """
+    found, aimed = ((scores.float() / temperature).log_softmax(-1) for scores in (found, aimed))
+    each = nn.functional.kl_div(found, aimed, reduction="none", log_target=True).sum(-1)
+    mean = each.mean() if weight is None else (each * weight).sum() / weight.sum()
+    return temperature**2 * mean
+
+
+def distillation_loss(
+    teacher: nn.Module, match: Match = "auto", temperature: float = 1.0, precision: Precision = "no"
+) -> Callable[[nn.Module, Any], Tensor]:
+    """A loss for `gblr.train`: how far the model's outputs on a batch are from the teacher's. Dropout is turned off: it
+    would be an error that nothing can learn away. `precision` is that of the teacher's products, as in `TrainConfig`.
+    """
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        without_dropout(model)
+        found = batch_call(model, batch)
+        goal = _asked(teacher, precision, model, lambda: batch_call(teacher, batch))
+        kind = match if match != "auto" else output_kind(goal)
+        goal, found = output_tensor(goal, kind).float(), output_tensor(found, kind).float()
+        weight = _weights(padding_of(batch), goal)
+        if kind == "logits":
+            return divergence(found, goal, temperature, weight)
+        missing, size = ((values.square().sum(-1) * weight).sum() for values in (found - goal, goal))
+        return missing / size.clamp(min=1e-30)
+
+    return loss
+
+
+class TaughtLoss:
+    """A loss for `gblr.train` on data with labels: `share` of it is how far the model's scores are from those of
+    `teacher`, its dense original, the rest is the loss of the labels.
+
+    Batches are (inputs, labels), or mappings for which the model computes its loss, as `gblr.train` takes them without
+    a loss. A compressed model learns faster from both than from labels alone: the teacher's scores say more of a
+    sample than its class. `temperature` softens them; 4 suits classes, 1 the next token of a text. `precision` is that
+    of the teacher's products, as in `TrainConfig`.
+
+        dense = copy.deepcopy(model)
+        gblr.convert_(model, gblr.GaudiConfig(relative_cost=0.3), calibration=batches)
+        gblr.train(model, train_data, config=config, loss=gblr.TaughtLoss(dense))
+    """
+
+    def __init__(
+        self, teacher: nn.Module, share: float = 0.9, temperature: float = 4.0, label_smoothing: float = 0.0,
+        precision: Precision = "no",
+    ):  # fmt: skip
+        if not 0 <= share <= 1:
+            raise ValueError(
+                f"`share` must lie in [0, 1], 0 for labels alone and 1 for the teacher alone; got {share:g}."
+            )
+        if not temperature > 0:
+            raise ValueError(f"`temperature` must be above 0; got {temperature:g}.")
+        self.teacher = teacher.eval()
+        self.share, self.temperature = share, temperature
+        self.label_smoothing, self.precision = label_smoothing, precision
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        weight: Tensor | None = None
+        if isinstance(batch, Mapping):
+            output = model(**batch)
+            by_labels, scores = own_loss(output), logits_of(output)
+            aims = _asked(self.teacher, self.precision, model, lambda: logits_of(self.teacher(**batch)))
+            weight = _weights(padding_of(batch), scores)
+        else:
+            inputs, labels = pair(batch)
+            scores = logits_of(model(inputs))
+            by_labels = nn.functional.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)
+            aims = _asked(self.teacher, self.precision, model, lambda: logits_of(self.teacher(inputs)))
+        by_teacher = divergence(scores, aims, self.temperature, weight)
+        return (1 - self.share) * by_labels + self.share * by_teacher
+
+
+def _asked(teacher: nn.Module, precision: Precision, model: nn.Module, call: Callable[[], Any]) -> Any:
+    """What the teacher gives, where the model is: `gblr.train` may have taken that to a GPU."""
+    device = next(model.parameters()).device
+    if next(teacher.parameters()).device != device:
+        teacher.to(device)
+    with torch.no_grad(), torch.autocast(device.type, _DTYPES[precision], enabled=precision != "no"):
+        return call()
+
+
+def _weights(real: Tensor | None, outputs: Tensor) -> Tensor:
+    """Of each position, 0 for padding. Products with it do what an index would wait for the device for."""
+    weight = torch.ones(outputs.shape[:-1], device=outputs.device)
+    if real is None or weight.shape[: real.dim()] != real.shape:
+        return weight
+    return weight * real.to(weight).view(*real.shape, *[1] * (weight.dim() - real.dim()))
+
+
+def without_dropout(model: nn.Module) -> None:
+    """All as in evaluation but the layers of gblr, and batch norms, whose statistics follow the compressed model.
+    Attention has a dropout of its own besides the modules for it, so that looking for these is not enough.
+    """
+    for module in model.modules():
+        if type(module).__module__.split(".")[0] != "gblr" and not isinstance(module, _BatchNorm):
+            module.training = False

@@ -1,0 +1,86 @@
+"""Losses between labels and a teacher."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import gblr
+from gblr.training.distillation import TaughtLoss, divergence
+from tests.helpers import raises_value_error
+
+SMOOTHING = 0.1
+
+
+def classifier(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(6, 4)
+
+
+def labelled(generator):
+    return torch.randn(5, 6, generator=generator), torch.tensor([0, 1, 2, 3, 1])
+
+
+def language_model(seed=0):
+    torch.manual_seed(seed)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20, "n_positions": 8}
+    return GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+
+
+def test_the_share_leads_from_the_labels_to_the_teacher(generator):
+    model, teacher, (x, labels) = classifier(0), classifier(1), labelled(generator)
+    by_labels = nn.functional.cross_entropy(model(x), labels, label_smoothing=SMOOTHING)
+    by_teacher = divergence(model(x), teacher(x), temperature=4.0)
+    for share in (0.0, 0.3, 1.0):
+        loss = TaughtLoss(teacher, share, label_smoothing=SMOOTHING)(model, (x, labels))
+        torch.testing.assert_close(loss, (1 - share) * by_labels + share * by_teacher)
+    assert by_teacher > 0 and divergence(teacher(x), teacher(x)) < 1e-6
+
+
+def test_gradients_of_softened_scores_keep_their_size(generator):
+    """For small scores the divergence is quadratic, and temperature^2 takes out what the softening does."""
+    found, aimed = (1e-2 * torch.randn(8, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    torch.testing.assert_close(divergence(found, aimed, 4.0), divergence(found, aimed, 1.0), rtol=0.05, atol=0.0)
+
+
+def test_a_language_model_is_taught_where_there_is_text(generator):
+    model, teacher = language_model(0), language_model(1)
+    ids = torch.randint(0, 20, (2, 8), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    loss = TaughtLoss(teacher, 0.5, temperature=1.0)
+    found = loss(model, batch)
+    by_teacher = divergence(model(**batch).logits[mask.bool()], teacher(**batch).logits[mask.bool()])
+    torch.testing.assert_close(found, 0.5 * model(**batch).loss + 0.5 * by_teacher)
+    found.backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_a_compressed_model_is_trained_by_both(generator):
+    dense = classifier(0)
+    model = nn.Sequential(copy.deepcopy(dense))
+    gblr.convert_(model, gblr.LowRankConfig(0.5), where=gblr.linear_layers(include=("0",)))
+    x = torch.randn(64, 6, generator=generator)
+    data = list(zip(x, dense(x).argmax(1), strict=True))
+    teacher = nn.Sequential(dense)
+
+    def distance():
+        with torch.no_grad():
+            return float(divergence(model(x), teacher(x), 4.0))
+
+    before = distance()
+    config = gblr.TrainConfig(epochs=20, batch_size=16, lr=1e-2)
+    gblr.train(model, data, config=config, loss=gblr.TaughtLoss(teacher))
+    assert distance() < 0.9 * before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"share": 1.5}, "`share` must lie in"), ({"share": -0.1}, "got -0.1"), ({"temperature": 0.0}, "`temperature`")],
+)
+def test_bad_options_are_told(options, words):
+    with raises_value_error(words):
+        TaughtLoss(classifier(), **options)
