@@ -191,4 +191,4 @@ def test_cifar10_is_augmented_only_from_scratch(monkeypatch):
         task = load_task("cifar10:somewhere", own(net, pretrained=trained))
         assert task.train_data.flip != trained and task.eval_data.pad == 0
         assert task.train_defaults["label_smoothing"] == 0.1
-        assert (task.train_defaults["lr"] < 1e-3) == trained
+        assert (task.train_defaults["lr"] < 1e-3) == (task.distill > 0) == trained

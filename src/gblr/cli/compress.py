@@ -54,8 +54,9 @@ def compress(
         bool, typer.Option("--sensitivity", help="Spend the cost where the model's outputs depend on it.")
     ] = False,
     distill: Annotated[
-        float, typer.Option(help="Share of the training loss that aims at the dense model's scores, not at labels.")
-    ] = 0.0,
+        float | None,
+        typer.Option(help="Share of the training loss that aims at the dense model's scores; 0 for labels alone."),
+    ] = None,
     out: Out = None,
     block_rank: Rank = 1,
     include: Names = None,

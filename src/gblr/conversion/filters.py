@@ -76,6 +76,10 @@ def is_conv(module: nn.Module) -> bool:
     return isinstance(module, nn.Conv2d)
 
 
+def is_linear_or_conv(module: nn.Module) -> bool:
+    return is_linear(module) or is_conv(module)
+
+
 def matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or f".{pattern}." in f".{name}."
 

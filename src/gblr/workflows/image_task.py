@@ -14,7 +14,7 @@ from gblr.models.load import LoadedModel
 from gblr.progress import progress
 from gblr.training.objective import logits_of
 from gblr.workflows.outputs_task import outputs_task
-from gblr.workflows.task import Request, Task, call, device_of, main_output
+from gblr.workflows.task import FITTED_STRUCTURE_LR, Request, Task, call, device_of, main_output
 
 Images = ImageSet | Pictures
 _EVAL_BATCH = 256
@@ -61,7 +61,7 @@ def image_task(data: ImageData, request: Request) -> Task:
         metric="accuracy", unit="%", higher_is_better=True,
         samples=train_images, train_data=train_images, eval_data=test_images,
         score=lambda model: accuracy(model, test_images),
-        train_defaults=_train_defaults(loaded, len(train)),
+        train_defaults=_train_defaults(loaded, len(train)), distill=0.9 if loaded.pretrained else 0.0,
         batch_size=64, seed=request.seed, device=loaded.device,
     )  # fmt: skip
 
@@ -150,8 +150,8 @@ def _train_defaults(loaded: LoadedModel, num_train: int) -> dict[str, Any]:
     """From scratch as in examples/learn_digits.py and docs/results/cifar10.md; gently where weights are trained."""
     if loaded.pretrained:
         return {
-            "lr": 2e-4, "structure_lr": 2e-3, "batch_size": min(64, num_train), "epochs": 3.0, "warmup": 0.1,
-            "label_smoothing": 0.1,
+            "lr": 2e-4, "structure_lr": FITTED_STRUCTURE_LR, "batch_size": min(64, num_train), "epochs": 3.0,
+            "warmup": 0.1, "label_smoothing": 0.1,
         }  # fmt: skip
     few = num_train < 10_000
     return {

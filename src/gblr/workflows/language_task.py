@@ -13,7 +13,7 @@ from gblr.data.tokens import Windows, pack
 from gblr.progress import progress
 from gblr.training.batches import to_device
 from gblr.training.objective import logits_of
-from gblr.workflows.task import Request, Task, call, device_of
+from gblr.workflows.task import FITTED_STRUCTURE_LR, Request, Task, call, device_of
 
 _WINDOW = 512  # tokens
 _MOST_TRAIN, _MOST_EVAL = 20_000, 256  # windows unless asked otherwise: 10 million tokens, and 131 thousand
@@ -50,7 +50,8 @@ def language_task(train: list[str], test: list[str] | None, request: Request) ->
         samples=train_set, train_data=train_set, eval_data=test_set,
         score=lambda model: perplexity(model, test_set), loss=None if is_hf else next_token_loss,
         train_defaults={
-            "lr": 1e-4 if loaded.pretrained else 1e-3, "structure_lr": 1e-3 if loaded.pretrained else 5e-3,
+            "lr": 1e-4 if loaded.pretrained else 1e-3,
+            "structure_lr": FITTED_STRUCTURE_LR if loaded.pretrained else 5e-3,
             "batch_size": min(8, len(train_set)), "epochs": 1.0, "warmup": 0.1,
         },
         batch_size=8, seed=request.seed, device=loaded.device,

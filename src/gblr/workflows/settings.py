@@ -23,7 +23,8 @@ class Settings:
     """`epochs=0` fits without training; `None` takes what suits the data. `heal` refits the layers one after the other
     on the calibration inputs. `sensitivity` measures on them what errors do to the model's outputs, and spends the cost
     where that matters. `distill` is the share of the training loss that aims at the dense model's scores and not at the
-    labels. `baselines` are methods to compare with, of the same cost, calibration and training.
+    labels; `None` takes what suits the data. `baselines` are methods to compare with, of the same cost, calibration and
+    training.
     """
 
     model: str
@@ -34,7 +35,7 @@ class Settings:
     calibration: int = 256
     heal: bool = False
     sensitivity: bool = False
-    distill: float = 0.0
+    distill: float | None = None
     block_rank: int = 1
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class Settings:
             raise ValueError("healing needs a trained model and calibration inputs: give --calibration 256, say.")
         if self.sensitivity and (self.from_scratch or not self.calibration):
             raise ValueError("sensitivity is measured on calibration inputs: give --calibration 256, say.")
-        if not 0 <= self.distill <= 1:
+        if self.distill is not None and not 0 <= self.distill <= 1:
             raise ValueError(f"the share of the loss that is distilled lies in [0, 1]; got {self.distill:g}.")
         if self.distill and (self.from_scratch or self.epochs == 0):
             raise ValueError("distillation is a way to train a compressed model: give --train EPOCHS, too.")

@@ -16,7 +16,7 @@ from gblr.atomic import write_json
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.convert import convert_
 from gblr.conversion.cost import cost
-from gblr.conversion.filters import Filter, conv_layers, linear_layers
+from gblr.conversion.filters import Filter, NameFilter, is_linear_or_conv, linear_layers
 from gblr.conversion.harden import harden_
 from gblr.conversion.planner import as_call
 from gblr.conversion.report import Report
@@ -31,6 +31,7 @@ from gblr.training.rng import derived_seed, seed_all
 from gblr.training.schedules import SigmaSchedule
 from gblr.training.train_config import TrainConfig
 from gblr.workflows.settings import METHODS, Settings
+from gblr.workflows.task import FITTED_STRUCTURE_LR
 from gblr.workflows.tasks import Task
 
 Say = Callable[[str], None]
@@ -82,6 +83,13 @@ class Variant:
         wanted = self.settings.epochs
         return float(self.task.train_defaults.get("epochs", 3) if wanted is None else wanted)
 
+    @property
+    def distilled(self) -> float:
+        """Share of the training loss; a model that starts from scratch has no teacher."""
+        if self.settings.from_scratch:
+            return 0.0
+        return self.task.distill if self.settings.distill is None else self.settings.distill
+
     def _convert(self) -> None:
         stored, errors = self.folder / "converted", self.folder / "errors.json"
         if errors.exists():  # written last
@@ -114,8 +122,9 @@ class Variant:
     def _train(self) -> None:
         config, loss = self._train_config(), self.task.loss
         self.say(f"training for {config.epochs:g} epochs on {self.task.what}")
-        if self.settings.distill:
-            loss = taught_loss(self.task, self.dense, self.settings.distill, config)
+        if self.distilled:
+            self.say(f"{self.distilled:g} of the loss aims at the dense model's scores")
+            loss = taught_loss(self.task, self.dense, self.distilled, config)
             config = replace(config, label_smoothing=0.0)  # the loss has it
         result = train(self.model, self.task.train_data, config=config, out=self.folder / "train", loss=loss)
         self.result["history"] = history_of(result.history)
@@ -130,10 +139,7 @@ class Variant:
         gaudi = [module for module in self.model.modules() if isinstance(module, GaudiModule)]
         if not gaudi:
             return config
-        shortest = min(min(module.in_features, module.out_features) for module in gaudi)
-        last = float(min(100.0, max(4.0, shortest / 2)))
-        sigma = SigmaSchedule(1.0 if s.from_scratch else last, last)  # fitted blocks need no blurring
-        return replace(config, budget=Budget(relative_cost=s.cost), sigma=sigma)
+        return replace(config, budget=Budget(relative_cost=s.cost), sigma=sigma_of(s, config, gaudi))
 
     def _harden(self) -> None:
         self.model.eval()
@@ -167,6 +173,18 @@ def config_of(settings: Settings, method: str) -> Config:
     return GaudiConfig(settings.cost, allocation, block_rank=settings.block_rank, max_growth=growth_of(settings))
 
 
+def sigma_of(settings: Settings, config: TrainConfig, layers: list[GaudiModule]) -> SigmaSchedule:
+    """Blocks that a fit has placed, and that hardly move, keep their sharp edges: to blur them undoes the fit, and
+    short training does not make up for it. Those that shall learn where to be must see beyond their edges.
+    """
+    shortest = min(min(layer.in_features, layer.out_features) for layer in layers)
+    last = float(min(100.0, max(4.0, shortest / 2)))
+    if settings.from_scratch:
+        return SigmaSchedule(1.0, last)
+    slow = config.structure_lr <= FITTED_STRUCTURE_LR
+    return SigmaSchedule.constant(math.inf) if slow else SigmaSchedule(last, last)
+
+
 def taught_loss(task: Task, dense: nn.Module, share: float, config: TrainConfig) -> TaughtLoss:
     """Scores of classes are softened; those of the next token say as they are what else might have come."""
     temperature = 1.0 if task.name == "language modelling" else 4.0
@@ -179,11 +197,9 @@ def growth_of(settings: Settings) -> float:
 
 
 def where_of(settings: Settings) -> Filter:
-    linear = linear_layers(include=settings.include, exclude=settings.exclude)
     if not settings.convolutions:
-        return linear
-    conv = conv_layers(include=settings.include, exclude=settings.exclude)
-    return lambda module, name: linear(module, name) or conv(module, name)
+        return linear_layers(include=settings.include, exclude=settings.exclude)
+    return NameFilter(is_linear_or_conv, "linear or convolution", settings.include, settings.exclude)
 
 
 def history_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

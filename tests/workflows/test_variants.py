@@ -1,0 +1,45 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+
+import gblr
+from gblr.models.resnet_cifar import CifarResNet
+from gblr.workflows.settings import Settings
+from gblr.workflows.task import FITTED_STRUCTURE_LR
+from gblr.workflows.variants import Variant, sigma_of, where_of
+from tests.shape_hook import shapes_unchecked
+
+
+def test_patterns_that_choose_nothing_are_told_with_near_matches_for_convolutions_too():
+    where = where_of(Settings("model", "data", convolutions=True, include=("layer",)))
+    with pytest.raises(ValueError, match=r"no linear or convolution layer. Patterns: layer \(near matches: layer3"):
+        gblr.convert_(CifarResNet(depth=8), gblr.LowRankConfig(0.5), where)
+
+
+def test_convolutions_are_chosen_beside_linear_layers():
+    where = where_of(Settings("model", "data", convolutions=True, exclude=("layer1", "layer2")))
+    model = CifarResNet(depth=8)
+    chosen = [name for name, module in model.named_modules() if where(module, name)]
+    assert chosen == ["conv1", "layer3.0.conv1", "layer3.0.conv2", "linear"]
+
+
+def test_fitted_blocks_stay_sharp_unless_they_shall_learn_where_to_be():
+    layers = [gblr.GaudiLinear(64, 100)]
+    slow, fast = (gblr.TrainConfig(structure_lr=rate) for rate in (FITTED_STRUCTURE_LR, 5e-3))
+    fitted, scratch = Settings("model", "data", epochs=1.0), Settings("model", "data", epochs=1.0, from_scratch=True)
+    assert sigma_of(fitted, slow, layers) == gblr.SigmaSchedule.constant(math.inf)
+    assert sigma_of(fitted, fast, layers) == gblr.SigmaSchedule(32.0, 32.0)
+    assert sigma_of(scratch, slow, layers) == gblr.SigmaSchedule(1.0, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "suits", "share"),
+    [({}, 0.9, 0.9), ({}, 0.0, 0.0), ({"distill": 0.0}, 0.9, 0.0), ({"distill": 0.4}, 0.0, 0.4),
+     ({"from_scratch": True}, 0.9, 0.0)],
+)  # fmt: skip
+def test_the_share_that_is_distilled_is_what_suits_the_data_or_what_was_asked(options, suits, share, tmp_path):
+    task = SimpleNamespace(distill=suits)
+    settings = Settings("model", "data", epochs=1.0, **options)
+    with shapes_unchecked():
+        assert Variant("gaudi", settings, task, None, tmp_path, print).distilled == share
