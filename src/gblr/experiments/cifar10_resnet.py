@@ -25,7 +25,7 @@ COMMON: dict[str, Any] = {
     "weight_decay": 5e-4, "smoothing": 0.0, "cutmix": 0.0,
 }  # fmt: skip
 _GLOBAL = ("allocation", "global")
-_FITTED = (_GLOBAL, ("start_cost", None), ("sigma", None), ("structure_lr", 1e-3), ("budget_start", 0.0))
+_FITTED = (_GLOBAL, ("start_cost", None), ("sigma", None), ("structure_lr", 1e-4), ("budget_start", 0.0))
 DISTILLED: dict[str, Any] = {**COMMON, "epochs": 30, "distilled": 0.9}
 KINDS = (
     DENSE,
