@@ -1,10 +1,9 @@
 """Losses between labels and a teacher."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gblr
@@ -61,10 +60,10 @@ def test_a_language_model_is_taught_where_there_is_text(generator):
 
 def test_a_compressed_model_is_trained_by_both(generator):
     dense = classifier(0)
-    model = nn.Sequential(copy.deepcopy(dense))
-    gblr.convert_(model, gblr.LowRankConfig(0.5), where=gblr.linear_layers(include=("0",)))
+    model = nn.Sequential(classifier(1))  # far from its teacher
+    gblr.convert_(model, gblr.LowRankConfig(0.9), where=gblr.linear_layers(include=("0",)))
     x = torch.randn(64, 6, generator=generator)
-    data = list(zip(x, dense(x).argmax(1), strict=True))
+    data = TensorDataset(x, dense(x).argmax(1))
     teacher = nn.Sequential(dense)
 
     def distance():
@@ -72,9 +71,9 @@ def test_a_compressed_model_is_trained_by_both(generator):
             return float(divergence(model(x), teacher(x), 4.0))
 
     before = distance()
-    config = gblr.TrainConfig(epochs=20, batch_size=16, lr=1e-2)
+    config = gblr.TrainConfig(epochs=20, batch_size=16, lr=3e-2)
     gblr.train(model, data, config=config, loss=gblr.TaughtLoss(teacher))
-    assert distance() < 0.9 * before
+    assert distance() < 0.5 * before
 
 
 @pytest.mark.parametrize(
