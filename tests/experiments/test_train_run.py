@@ -101,6 +101,7 @@ def test_held_out_images_are_not_trained_on(task):
 def test_all_methods_have_equal_cost(name, make, kind, asked, quick_fits):
     if kind.method == "blast" and (name, asked) == ("mixer", 0.08):
         pytest.skip("the slowest fit, of a cost that other cases show")
+    torch.manual_seed(0)  # of 16,384 random weights the deviation itself may be 1 % off
     model, example = make(), torch.zeros(1, 3, 32, 32)
     structure_(model, replace(kind.run(name, asked), start_cost=None), NETWORKS[name].where, example)
     assert (1 - TOLERANCE) * asked <= cost(model, example).relative_cost <= asked * (1 + 1e-6)

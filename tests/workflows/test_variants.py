@@ -5,8 +5,8 @@ import pytest
 
 import gblr
 from gblr.models.resnet_cifar import CifarResNet
+from gblr.training.train_config import FITTED_STRUCTURE_LR
 from gblr.workflows.settings import Settings
-from gblr.workflows.task import FITTED_STRUCTURE_LR
 from gblr.workflows.variants import Variant, sigma_of, where_of
 from tests.shape_hook import shapes_unchecked
 

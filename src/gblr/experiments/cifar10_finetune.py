@@ -15,13 +15,14 @@ from typing import Any
 from gblr.experiments.comparisons import comparison, rate_trials, twin_of
 from gblr.experiments.run import BASELINES, DENSE, Kind, Recipe, Run
 from gblr.experiments.vision import main
+from gblr.training.train_config import FITTED_STRUCTURE_LR
 
 COSTS = (0.5, 0.4, 0.3, 0.2)
 RATES = (1e-4, 3e-4, 1e-3, 3e-5)
 COMMON: dict[str, Any] = {
     "source": "cifar10-vit/vit384-dense-seed0", "calibration": 512, "epochs": 20, "warmup_epochs": 1.0, "lr": 3e-4,
 }  # fmt: skip
-_FITTED = (("start_cost", None), ("sigma", None), ("structure_lr", 1e-4), ("budget_start", 0.0))
+_FITTED = (("start_cost", None), ("sigma", None), ("structure_lr", FITTED_STRUCTURE_LR), ("budget_start", 0.0))
 _LEARNED = (("init", "low_rank"), ("start_cost", 1.0), ("budget_start", 0.0))
 KINDS = (
     DENSE,

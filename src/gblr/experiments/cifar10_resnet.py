@@ -16,6 +16,7 @@ from typing import Any
 from gblr.experiments.comparisons import comparison, rate_trials, twin_of
 from gblr.experiments.run import DENSE, Kind, Recipe, Run
 from gblr.experiments.vision import main
+from gblr.training.train_config import FITTED_STRUCTURE_LR
 
 DEPTHS = (20, 32, 44, 56)
 COSTS = (0.55, 0.3)
@@ -25,7 +26,7 @@ COMMON: dict[str, Any] = {
     "weight_decay": 5e-4, "smoothing": 0.0, "cutmix": 0.0,
 }  # fmt: skip
 _GLOBAL = ("allocation", "global")
-_FITTED = (_GLOBAL, ("start_cost", None), ("sigma", None), ("structure_lr", 1e-4), ("budget_start", 0.0))
+_FITTED = (_GLOBAL, ("start_cost", None), ("sigma", None), ("structure_lr", FITTED_STRUCTURE_LR), ("budget_start", 0.0))
 DISTILLED: dict[str, Any] = {**COMMON, "epochs": 30, "distilled": 0.9}
 KINDS = (
     DENSE,

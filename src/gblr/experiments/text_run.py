@@ -7,6 +7,7 @@ from typing import Any, Literal
 from gblr.conversion.refit_parts import Freedom
 from gblr.experiments.run import Kind, Method, StructuredRun
 from gblr.fitting.config import STIFF_GROWTH, GaudiInit
+from gblr.training.train_config import FITTED_STRUCTURE_LR
 
 Aim = Literal["data", "teacher"]
 _TRAINABLE = "-trainable"
@@ -27,7 +28,7 @@ class TextRun(StructuredRun):
     start_cost: float | None = None
     budget_start: float = 0.0
     sigma: tuple[float, float] | None = None
-    structure_lr: float = 1e-4  # as in the paper's fine-tuning: a fit has put the blocks where they belong
+    structure_lr: float = FITTED_STRUCTURE_LR
     refit: bool = False
     structure: Freedom = "free"
     aim: Aim = "data"

@@ -30,7 +30,8 @@ class Training:
         self.batches: Batches = task.training(run)
         self.total = run.epochs * len(self.batches)
         on_gpu = device.type == "cuda"
-        if on_gpu and not eager:
+        captured = on_gpu and not eager
+        if captured:
             for network in filter(None, (model, dense)):
                 made_fast_(network)
         self.optimizer = GraphAdamW(param_groups(model, run.lr, run.structure_lr, run.weight_decay), device)
@@ -39,7 +40,6 @@ class Training:
             goal = run.learned_to(target)
             self.learner = StructureLearner(model, self.optimizer, goal, run.sigma_schedule, self.total)
         teacher = None if dense is None else Teacher(dense.eval(), run.distilled)
-        captured = on_gpu and not eager
         self.step = Step(model, self.optimizer, on_gpu, run.smoothing, run.clip, captured, teacher)
         self.epoch, self.seconds = 0, 0.0
         self.curve: dict[str, list[Any]] = {name: [] for name in CURVE}

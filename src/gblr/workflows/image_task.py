@@ -13,8 +13,9 @@ from gblr.data.splits import draw_held_out, draw_some
 from gblr.models.load import LoadedModel
 from gblr.progress import progress
 from gblr.training.objective import logits_of
+from gblr.training.train_config import FITTED_STRUCTURE_LR
 from gblr.workflows.outputs_task import outputs_task
-from gblr.workflows.task import FITTED_STRUCTURE_LR, Request, Task, call, device_of, main_output
+from gblr.workflows.task import Request, Task, call, device_of, main_output
 
 Images = ImageSet | Pictures
 _EVAL_BATCH = 256

@@ -13,7 +13,8 @@ from gblr.data.tokens import Windows, pack
 from gblr.progress import progress
 from gblr.training.batches import to_device
 from gblr.training.objective import logits_of
-from gblr.workflows.task import FITTED_STRUCTURE_LR, Request, Task, call, device_of
+from gblr.training.train_config import FITTED_STRUCTURE_LR
+from gblr.workflows.task import Request, Task, call, device_of
 
 _WINDOW = 512  # tokens
 _MOST_TRAIN, _MOST_EVAL = 20_000, 256  # windows unless asked otherwise: 10 million tokens, and 131 thousand

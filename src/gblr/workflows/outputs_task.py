@@ -12,7 +12,8 @@ from torch.nn import functional
 from gblr.data.tokens import TextSet
 from gblr.progress import progress
 from gblr.training.distillation import without_dropout
-from gblr.workflows.task import FITTED_STRUCTURE_LR, Request, Samples, Task, call, device_of, main_output
+from gblr.training.train_config import FITTED_STRUCTURE_LR
+from gblr.workflows.task import Request, Samples, Task, call, device_of, main_output
 
 _EVAL_BATCH = 32
 

@@ -20,9 +20,6 @@ TaskName = Literal[
     "outputs of the dense model",
 ]
 
-# Fractions of an axis a step, for trained weights: a fit has put the blocks where they belong. Tenfold rates lost what
-# the fit had won, on MiniLM and on ResNet-20.
-FITTED_STRUCTURE_LR = 1e-4
 _CPU = torch.device("cpu")
 
 

@@ -29,9 +29,8 @@ from gblr.training.heal import heal_
 from gblr.training.loop import train
 from gblr.training.rng import derived_seed, seed_all
 from gblr.training.schedules import SigmaSchedule
-from gblr.training.train_config import TrainConfig
+from gblr.training.train_config import FITTED_STRUCTURE_LR, TrainConfig
 from gblr.workflows.settings import METHODS, Settings
-from gblr.workflows.task import FITTED_STRUCTURE_LR
 from gblr.workflows.tasks import Task
 
 Say = Callable[[str], None]
