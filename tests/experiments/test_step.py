@@ -52,6 +52,6 @@ def test_convolutions_give_the_same_in_the_layout_for_matrix_units(generator):
     convert_(model, GaudiConfig(0.5, init="scratch"), where=conv_layers(include=("layer1", "layer3")))
     x = images(generator)
     before = model(x)
-    made_fast_(model)
+    made_fast_(model, compiled=False)
     assert model.layer2[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)

@@ -123,7 +123,7 @@ def train(run: Run, data: ImageSet, **sizes: Any) -> tuple[nn.Module, dict[str, 
     total = run.epochs * len(batches)
     on_gpu = device.type == "cuda"
     if on_gpu:
-        made_fast_(model)
+        made_fast_(model, compiled=True)
     optimizer = GraphAdamW(param_groups(model, run.lr, run.structure_lr, run.weight_decay), device)
     learner = None
     if run.method == "gaudi":

@@ -39,7 +39,7 @@ DISTILLED_KINDS = tuple(Kind(f"{kind.label}-distilled", kind.method, kind.option
 
 def runs(seeds: int) -> dict[str, Run]:
     plain = {key: value for key, value in COMMON.items() if key not in ("source", "calibration")}
-    found = twin_of("resnet20", **plain | {"epochs": 60, "lr": 3e-3})
+    found = twin_of("resnet20", **plain | {"epochs": 30, "lr": 3e-3})
     (start,) = found
     trial: dict[str, Any] = {"epochs": 5, "seed": 100, "source": f"cifar10-resnet/{start}"}
     found |= rate_trials("resnet20", KINDS, 0.3, RATES, name=start, **COMMON | trial)

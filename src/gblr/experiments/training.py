@@ -31,9 +31,8 @@ class Training:
         self.total = run.epochs * len(self.batches)
         on_gpu = device.type == "cuda"
         captured = on_gpu and not eager
-        if captured:
-            for network in filter(None, (model, dense)):
-                made_fast_(network)
+        for network in filter(None, (model, dense)):
+            made_fast_(network, compiled=captured)
         self.optimizer = GraphAdamW(param_groups(model, run.lr, run.structure_lr, run.weight_decay), device)
         self.learner: StructureLearner | None = None
         if run.method == "gaudi" and self.total:
