@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gblr
+from gblr.ops.elements import elements
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,6 +48,24 @@ def test_a_gaudi_layer_trains_on_the_gpu_as_on_the_cpu(dtype):
     for name, p in layer.named_parameters():
         scale = on_cpu[name].abs().max()
         assert (p.grad.float().cpu() - on_cpu[name]).abs().max() <= tolerance * scale, name
+
+
+@pytest.mark.parametrize(
+    ("axes", "align"), [((8, 8), 1), ((1, 1), 1), ((100, 63), 8), ((96, 1536), 16), ((7, 100), 12)]
+)
+@pytest.mark.parametrize("num", [1, 300, 1000])
+def test_structure_is_rounded_as_on_the_cpu(axes, align, num):
+    torch.manual_seed(0)
+    width, location = (1.2 * torch.rand(2, num) - 0.1 for _ in range(2))
+    width[:, :40] = torch.arange(40)[:num] / 32  # halves between two elements, too
+    upstream = torch.randn(4, num)
+    found = []
+    for device in ("cpu", "cuda"):
+        sides = [side.to(device).clone().requires_grad_() for side in (width, location)]
+        out = elements(*sides, axes, align)
+        found.append((*out, *torch.autograd.grad(out, sides, tuple(upstream.to(device)))))
+    for on_cpu, on_gpu in zip(*found, strict=True):
+        assert torch.equal(on_gpu.cpu(), on_cpu)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

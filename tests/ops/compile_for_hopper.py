@@ -5,6 +5,7 @@ import itertools
 import triton
 from triton.backends.compiler import GPUTarget
 
+from gblr.ops.elements import triton as rounding
 from gblr.ops.inverse_factor import triton as factors
 from gblr.ops.masked_content import triton as kernels
 
@@ -32,6 +33,11 @@ def main() -> None:
     matrices = {"gram_ptr": "*fp64", "out_ptr": "*fp32", "size": "i32", "jitter": "fp32"}
     for size in (2, 16, factors.MAX_SIZE):
         compile_for_hopper(factors._inverse_factor_kernel, matrices, {"SIZE": size})
+    fractions = {"width_ptr": "*fp32", "location_ptr": "*fp32", "out_ptr": "*fp32"}
+    sizes = {"blocks": "i32", "rows": "i32", "cols": "i32"}
+    compile_for_hopper(rounding._elements_fwd_kernel, fractions | sizes | {"align": "i32"}, {"TILE": 256})
+    gradients = {f"{name}_ptr": "*fp32" for name in ("grad", "width", "grad_width", "grad_location")}
+    compile_for_hopper(rounding._elements_bwd_kernel, gradients | sizes, {"TILE": 256})
 
 
 if __name__ == "__main__":

@@ -29,14 +29,6 @@ def inputs(blocks, block_rank, length, sigma, dtype, generator):
     return grad, content, width, location, step_table(length, sigma, torch.float32, torch.device("cpu"))
 
 
-@pytest.fixture
-def unwritten_is_nan(monkeypatch):
-    """An output that a kernel forgets shows."""
-    empty, empty_like = torch.empty, torch.empty_like
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(math.nan))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(math.nan))
-
-
 @pytest.mark.parametrize("sigma", [1.0, 20.0, math.inf])
 @pytest.mark.parametrize(
     ("blocks", "block_rank", "length"), [(1, 1, 1), (5, 1, 63), (4, 3, 100), (3, 2, 1500), (0, 2, 8)]
@@ -102,4 +94,4 @@ def test_the_kernels_compile_for_hopper():
     script = Path(__file__).with_name("compile_for_hopper.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("compiled") == 15
+    assert done.stdout.count("compiled") == 17

@@ -343,3 +343,22 @@ def test_defaults_are_a_valid_run():
     result = train(net, DATA, config=dataclasses.replace(TrainConfig(), batch_size=16, budget=BUDGET))
     assert len(result.history) == 1 and result.best is None
     assert any(isinstance(module, GaudiModule) for module in net.modules())
+
+
+def test_channels_last_gives_the_same_numbers_in_another_layout():
+    images = torch.randn(32, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(images, torch.arange(32) % 4)
+    seen, results = [], []
+    for channels_last in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(3, 6, 3), nn.ReLU(), gblr.GaudiConv2d(6, 5, 3), nn.Flatten(), nn.Linear(5 * 16, 4)
+        )
+        net[2].register_forward_pre_hook(
+            lambda _, args: seen.append(args[0].is_contiguous(memory_format=torch.channels_last))
+        )
+        results.append(train(net, data, None, make_config(batch_size=16, channels_last=channels_last)))
+    assert not any(seen[: len(seen) // 2]) and all(seen[len(seen) // 2 :])
+    plain, laid_out = ([row["train_loss"] for row in result.history] for result in results)
+    assert plain == pytest.approx(laid_out, rel=1e-3)
+    assert net[0].weight.is_contiguous() and not net._forward_pre_hooks

@@ -13,41 +13,11 @@ from gblr.layers.structured import dense_linear
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.structure import Structure
 from gblr.ops.checks import check_sigma
+from gblr.ops.elements import elements
 from gblr.ops.masked_content import masked_content_from
-from gblr.ops.masks import nearest_multiple
 from gblr.ops.step import step_spectrum, step_table
 
 MASK_THRESHOLD = 1e-3  # hardening keeps the elements whose mask is above it
-
-
-class _Elements(torch.autograd.Function):
-    """`round_ste(fraction * length, align, length)` for both sides, widths cut to the axis, as one node.
-
-    Operation by operation it would be some 80 small ones, forward and backward, in every layer of every step.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(width: Tensor, location: Tensor, axes: tuple[int, int], align: int) -> tuple[Tensor, ...]:
-        widths = (nearest_multiple(width[i].clamp(0, 1) * n, align, n) for i, n in enumerate(axes))
-        locations = (nearest_multiple(location[i] * n, align, n) for i, n in enumerate(axes))
-        return (*widths, *locations)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        width, _, ctx.axes, _ = inputs
-        ctx.save_for_backward(width)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (width,) = ctx.saved_tensors
-        rows, cols = ctx.axes
-        need_width, need_location, *_ = ctx.needs_input_grad
-        inside = (width >= 0) & (width <= 1) if need_width else width
-        grad_width = torch.stack([grads[0] * rows, grads[1] * cols]) * inside if need_width else None
-        grad_location = torch.stack([grads[2] * rows, grads[3] * cols]) if need_location else None
-        return grad_width, grad_location, None, None
 
 
 class GaudiModule(nn.Module):
@@ -192,7 +162,7 @@ class GaudiModule(nn.Module):
         differentiable.
         """
         if self.rounding:
-            row_width, col_width, row_location, col_location = _Elements.apply(
+            row_width, col_width, row_location, col_location = elements(
                 self.width_frac, self.location_frac, self._axes, self.align
             )
             return (row_width, row_location), (col_width, col_location)

@@ -60,6 +60,7 @@ class Assembly:
             raise ValueError("`cuda_graphs` is for one process with a CUDA device; train without it here.")
         model.train()
         model.to(accelerator.device)
+        self._layout = ChannelsLast(model) if config.channels_last else None
         if self.is_sharded:
             if accelerator.is_main_process:
                 self.whole = copy.deepcopy(model).cpu()
@@ -134,9 +135,39 @@ class Assembly:
             del self.inner.forward
         if self.config.compile:
             self.inner._compiled_call_impl = None
+        if self._layout is not None:
+            self._layout.undo()
         self.inner.train(self._was_training)
         if self.accelerator.device.type != "cpu":  # optimizer states would stay on the device until python cleans up
             self.accelerator.free_memory()
+
+
+class ChannelsLast:
+    """Keeps a model's images, and the weights of its convolutions, in the layout that vector lanes and matrix units
+    read. Structured convolutions compose theirs at each call, and follow the images.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self._lay_out(torch.channels_last)
+        self._hook = model.register_forward_pre_hook(_images_channels_last, with_kwargs=True)
+
+    def undo(self) -> None:
+        self._hook.remove()
+        self._lay_out(torch.contiguous_format)
+
+    def _lay_out(self, memory_format: torch.memory_format) -> None:
+        for module in self.model.modules():
+            if isinstance(module, nn.Conv2d):
+                module.to(memory_format=memory_format)  # type: ignore[call-overload]
+
+
+def _images_channels_last(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def laid_out(value: Any) -> Any:
+        is_images = isinstance(value, torch.Tensor) and value.dim() == 4
+        return value.contiguous(memory_format=torch.channels_last) if is_images else value
+
+    return tuple(map(laid_out, args)), {name: laid_out(value) for name, value in kwargs.items()}
 
 
 def clip_(parameters: list[nn.Parameter], max_norm: float) -> None:

@@ -13,7 +13,9 @@ from gblr.training.schedules import SigmaSchedule, check_shares
 Precision = Literal["no", "bf16", "fp16"]
 Parallel = Literal["ddp", "fsdp"]
 # what may differ between a run and its continuation: none of it changes what is computed
-_FREE = frozenset({"checkpoint_every", "num_workers", "compile", "parallel", "find_unused", "tensorboard"})
+_FREE = frozenset(
+    {"checkpoint_every", "num_workers", "compile", "channels_last", "parallel", "find_unused", "tensorboard"}
+)
 # Fractions of an axis a step, where a fit has put the blocks where they belong: the rate of the paper's fine-tuning.
 # Rates ten times as high and more lost what the fit had won, on MiniLM and on ResNet-20.
 FITTED_STRUCTURE_LR = 1e-4
@@ -37,6 +39,9 @@ class TrainConfig:
     Images: `mixup` and `cutmix` are the parameters of the Beta distributions, as in timm, 0 for off; with both on, each
     takes half of the batches. `ema` is the decay of an average of the weights, which evaluation then uses; structure is
     copied, not averaged.
+
+    `channels_last` keeps images and the weights of convolutions in the layout that vector lanes and matrix units read:
+    the same numbers but for rounding, sooner, for networks of convolutions.
 
     `cuda_graphs` captures the step as a CUDA graph, one for each shape of batch, and replays it: for small models,
     whose kernels take longer to launch than to run. The model and a loss of yours must not wait for the device then,
@@ -74,6 +79,7 @@ class TrainConfig:
     seed: int = 0
     num_workers: int = 0
     compile: bool = False
+    channels_last: bool = False
     cuda_graphs: bool = False
     parallel: Parallel | None = None
     find_unused: bool = False

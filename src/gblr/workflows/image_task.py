@@ -149,13 +149,14 @@ def _check_classes(scores: Tensor, data: ImageData, request: Request) -> None:
 
 def _train_defaults(loaded: LoadedModel, num_train: int) -> dict[str, Any]:
     """From scratch as in examples/learn_digits.py and docs/results/cifar10.md; gently where weights are trained."""
+    layout = {"channels_last": any(isinstance(module, nn.Conv2d) for module in loaded.model.modules())}
     if loaded.pretrained:
-        return {
+        return layout | {
             "lr": 2e-4, "structure_lr": FITTED_STRUCTURE_LR, "batch_size": min(64, num_train), "epochs": 3.0,
             "warmup": 0.1, "label_smoothing": 0.1,
         }  # fmt: skip
     few = num_train < 10_000
-    return {
+    return layout | {
         "lr": 3e-3 if few else 1e-3,
         "structure_lr": 0.01 if few else 5e-3,
         "batch_size": min(64 if few else 256, num_train),
