@@ -1,9 +1,11 @@
 """Settings for the tests and for the doctests of src/: shapes are enforced, and examples need not import."""
 
 import os
+import sys
 
-# Kernels for GPUs run in Triton's interpreter here; it must know before the first import of triton.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+# Kernels for GPUs run in Triton's interpreter here, unless tests for GPUs are asked for; it must know before the first
+# import of triton.
+os.environ.setdefault("TRITON_INTERPRET", "0" if "gpu" in sys.argv else "1")
 
 import pytest
 import torch

@@ -42,6 +42,8 @@ def jaxtyped(target: Any = None, *, typechecker: Callable[..., Any]) -> Any:
     """
     if target is None:
         return functools.partial(jaxtyped, typechecker=typechecker)
+    if target.__module__.endswith(".triton"):
+        return target  # Triton reads the source of its kernels: a wrapper would be compiled in their place
     if isinstance(target, type):
         made = target.__dict__.get("__init__")
         if dataclasses.is_dataclass(target) and made is not None and made is _bare(made):

@@ -84,3 +84,12 @@ def test_checks_can_be_switched_off():
         assert product(zeros(2, 3), zeros(9, 4)).shape == (2, 4)
     with pytest.raises(SHAPE_ERRORS):
         product(zeros(2, 3), zeros(9, 4))
+
+
+def test_kernels_are_left_as_triton_wrote_them(generator):
+    pytest.importorskip("triton")
+    from gblr.ops.elements import reference
+    from gblr.ops.elements import triton as kernels
+
+    width, location = torch.rand(2, 2, 9, generator=generator)
+    assert torch.equal(kernels.forward(width, location, 8, 6, 1), reference.forward(width, location, 8, 6, 1))

@@ -37,7 +37,7 @@ KINDS = (
 def runs(seeds: int) -> dict[str, Run]:
     twin = twin_of("vit384")
     (start,) = twin
-    trial = {**COMMON, "epochs": 5, "source": f"cifar10-finetune/{start}"}
+    trial = {**COMMON, "source": f"cifar10-finetune/{start}"}
     found = twin | rate_trials("vit384", KINDS, 0.3, RATES, name=start, **trial)
     for seed in range(seeds):
         found |= comparison("vit384", KINDS, COSTS, seed, trials=start, **COMMON)
