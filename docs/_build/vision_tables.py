@@ -102,22 +102,29 @@ def before_and_after(record: Record) -> str:
 
 
 def converted_and_tuned(record: Record) -> str:
-    """One line per network: accuracy of dense, and after conversion and after tuning of the two that solve ranks."""
+    """One line per network: accuracy of dense, and of the two that solve ranks after conversion and after tuning, and
+    after distillation where that has been run.
+    """
     rows = final_rows(record)
     costs = sorted({row["relative_cost"] for row in rows if row["method"] != "dense"}, reverse=True)
-    columns = [(kind, cost) for cost in costs for kind in ("low-rank-global", "gblr")]
+    kinds = ("low-rank-global", "gblr", "low-rank-global-distilled", "gblr-distilled")
+    made = {(row["kind"], row["relative_cost"]) for row in rows}
+    columns = [(kind, cost) for cost in costs for kind in kinds if (kind, cost) in made]
     lines = []
     for (network,), mine in groups(rows, "model").items():
         cells = groups(mine, "kind", "relative_cost")
         line = [network, f"{mine[0]['dense_start']:.2f}"]
-        for column in columns:
-            found = cells.get(column, [])
-            line.append(
-                " to ".join(mean_and_spread([row[key] for row in found]) for key in ("before", "accuracy") if found)
-            )
+        for kind, cost in columns:
+            found = cells.get((kind, cost), [])
+            keys = ("accuracy",) if kind.endswith("-distilled") else ("before", "accuracy")
+            line.append(" to ".join(mean_and_spread([row[key] for row in found]) for key in keys if found))
         lines.append(line)
-    names = {"low-rank-global": "low rank", "gblr": "GBLR"}
-    return markdown_table(["network", "dense", *(f"{names[kind]} at {cost:g}" for kind, cost in columns)], lines, 1)
+    return markdown_table(["network", "dense", *(_tuned_head(kind, cost) for kind, cost in columns)], lines, 1)
+
+
+def _tuned_head(kind: str, cost: float) -> str:
+    name = "GBLR" if kind.startswith("gblr") else "low rank"
+    return f"{name} at {cost:g}" + (", distilled" if kind.endswith("-distilled") else "")
 
 
 def rates(record: Record) -> str:

@@ -145,3 +145,25 @@ def test_rows_of_runs_made_elsewhere_stay_if_asked(tmp_path, monkeypatch):
     assert published({0: 80.0, 1: 81.0}) == {0: 80.0, 1: 81.0}
     assert published({1: 82.0, 2: 83.0}, "--keep") == {0: 80.0, 1: 82.0, 2: 83.0}
     assert published({1: 82.0}) == {1: 82.0}
+
+
+def test_rows_stay_only_until_a_trial_finds_a_better_rate(tmp_path, monkeypatch):
+    file, runs = tmp_path / "docs" / "results" / "cifar10-vit.json", tmp_path / "runs"
+    names = {lr: f"trial-vit384-dense-lr{lr:g}" for lr in (5e-4, 1e-3)}
+
+    def published(*made):
+        shutil.rmtree(runs, ignore_errors=True)
+        for name, accuracy, run in made:
+            Store(runs / "cifar10-vit").write(name, record(name, accuracy, run, 1.0))
+        monkeypatch.setattr(sys, "argv", ["x", "--runs", str(runs), "--docs", str(tmp_path / "docs"), "--keep"])
+        assert publish.main() == 0
+        return [row["name"] for row in json.loads(file.read_text())["rows"]]
+
+    def trial(lr, accuracy):
+        return names[lr], accuracy, Run("vit384", "dense", lr=lr, held_out=5000, seed=100)
+
+    run = "vit384-dense-seed0", 80.0, Run("vit384", "dense", lr=5e-4)
+    assert published(trial(5e-4, 60.0), run) == [names[5e-4], run[0]]
+    assert published(trial(1e-3, 59.0)) == [names[5e-4], names[1e-3], run[0]]
+    assert published(trial(1e-3, 61.0)) == [names[5e-4], names[1e-3]]  # a sweep would make it with the better rate
+    assert published(run) == [names[5e-4], names[1e-3], run[0]]  # what was made just now is shown as it is

@@ -4,9 +4,9 @@
 
 Starts from the run vit384-dense-seed0 of cifar10-vit, which must be there. Every method is fitted to its weights, with
 errors weighted by 512 training images, and trained for 20 epochs; four rates are tried for each, from a twin of that
-network which has not seen the images that judge them. GBLR is fitted with the three initializations and keeps sigma
-infinite, as in the paper; the kinds "learned" start as low rank at the dense cost and learn down to theirs, as from
-scratch.
+network which has not seen the images that judge them, for as long as the runs themselves: after a quarter of it, high
+rates look worse than they are. GBLR is fitted with the three initializations and keeps sigma infinite, as in the
+paper; the kinds "learned" start as low rank at the dense cost and learn down to theirs, as from scratch.
 """
 
 import sys

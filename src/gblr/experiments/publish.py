@@ -39,6 +39,7 @@ from gblr.experiments.publishing import (
 )
 from gblr.experiments.run import Recipe
 from gblr.experiments.store import Record, Store
+from gblr.experiments.vision import VISION
 
 _MODULES = (
     cifar10_vit, cifar10_mixer, cifar10_finetune, cifar10_resnet, cifar100_vit, cifar100_mixer,
@@ -50,7 +51,11 @@ _KEPT = ("model", "method", "relative_cost", "seed", "block_rank", "lr", "epochs
 
 def main() -> int:
     args = parse(__doc__, Path("runs/vision"))
-    written = [recipe.name for recipe in RECIPES if publish(recipe, row_of, draw, args.runs, args.docs, args.keep)]
+    written = [
+        recipe.name
+        for recipe in RECIPES
+        if publish(recipe, row_of, draw, args.runs, args.docs, args.keep, VISION.goodness)
+    ]
     if analyse(args.runs, args.docs, args.keep):
         written.append(cifar10_analysis.RECIPE.name)
     return tell(written)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from gblr.experiments import gpt2_imdb, gpt2_wikitext103, minilm_stsb, smollm2_wikitext
+from gblr.experiments.language import LANGUAGE
 from gblr.experiments.publishing import has_costs, kind_of, lines_by_kind, mean_and_spread, parse, publish, save, tell
 from gblr.experiments.run import Recipe
 from gblr.experiments.store import Record
@@ -33,7 +34,13 @@ _IF_THERE = (
 
 def main() -> int:
     args = parse(__doc__, Path("runs/language"))
-    return tell([recipe.name for recipe in RECIPES if publish(recipe, row_of, draw, args.runs, args.docs, args.keep)])
+    return tell(
+        [
+            recipe.name
+            for recipe in RECIPES
+            if publish(recipe, row_of, draw, args.runs, args.docs, args.keep, LANGUAGE.goodness)
+        ]
+    )
 
 
 def row_of(record: Record) -> Record:

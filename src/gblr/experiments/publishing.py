@@ -5,12 +5,13 @@ import io
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from gblr.experiments.run import TWIN, Recipe
-from gblr.experiments.store import Record, Store, read_rows, write
+from gblr.experiments.run import TWIN, Recipe, StructuredRun
+from gblr.experiments.store import Record, Store, by_rate, rate_of, read_rows, write
 
 _COLORS = 128  # of a picture
 MOST_SEEDS = 100  # a store may hold more seeds than the recipe asks for
@@ -38,14 +39,16 @@ def publish(
     runs: Path,
     docs: Path,
     keep: bool = False,
+    goodness: Callable[[Record], float] | None = None,
 ) -> bool:
     """The result file of a recipe, and its pictures; False if it has no results. With `keep`, rows that the file has
-    and the folder of runs has not stay as they are.
+    and the folder of runs has not stay as they are, unless trials, judged by `goodness`, have found a better rate for
+    them: a sweep would make those again.
     """
     records = stored_runs(recipe, runs)
     if not records:
         return False
-    rows = write_rows(recipe, records, [row_of(record) for record in records], docs, keep)
+    rows = write_rows(recipe, records, [row_of(record) for record in records], docs, keep, goodness)
     draw(recipe, [row for row in rows if not row["trial"]], docs / "images")
     return True
 
@@ -57,16 +60,38 @@ def stored_runs(recipe: Recipe, runs: Path) -> list[Record]:
     return [store.read(name) for name in names if store.has(name)]
 
 
-def write_rows(recipe: Recipe, records: list[Record], rows: list[Record], docs: Path, keep: bool) -> list[Record]:
+def write_rows(
+    recipe: Recipe,
+    records: list[Record],
+    rows: list[Record],
+    docs: Path,
+    keep: bool,
+    goodness: Callable[[Record], float] | None = None,
+) -> list[Record]:
     """The rows of the result file: those given and, to `keep` them, the present ones of runs not made anew."""
     file, head = docs / "results" / recipe.result_file, head_of(recipe, records)
     if keep and file.exists():
-        found = {row["name"]: row for row in (*read_rows(file), *rows)}
-        rows = [found[name] for name in recipe.runs(MOST_SEEDS) if name in found]
+        made, found = {row["name"] for row in rows}, {row["name"]: row for row in (*read_rows(file), *rows)}
+        runs = {name: run for name, run in recipe.runs(MOST_SEEDS).items() if name in found}
+        rows = [
+            found[name]
+            for name, run in runs.items()
+            if name in made or not has_better_rate(run, found[name], found, goodness)
+        ]
     if devices := {row["device"]: None for row in rows if "device" in row}:
         head["device"] = ", ".join(devices)
     write(file, head, rows)
     return rows
+
+
+def has_better_rate(
+    run: StructuredRun, row: Record, rows: Mapping[str, Record], goodness: Callable[[Record], float] | None
+) -> bool:
+    """Whether the best trial of a run has another rate than its row."""
+    if goodness is None or not run.trials:
+        return False
+    rates = by_rate([rows[name] for name in sorted(rows) if fnmatch(name, run.trials)], goodness)
+    return bool(rates) and rate_of(row) != max(rates, key=lambda rate: rates[rate])
 
 
 def kind_of(record: Record) -> str:

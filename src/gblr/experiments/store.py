@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,11 @@ class Store:
 def rate_of(record: Record) -> float:
     """The learning rate of a result, or of its published row."""
     return record.get("config", record)["lr"]
+
+
+def by_rate(trials: Sequence[Record], goodness: Callable[[Record], float]) -> dict[float, float]:
+    """How good trials of learning rates were, by their rates."""
+    return {rate_of(trial): goodness(trial) for trial in trials}
 
 
 def plain(value: Any, digits: int = 6) -> Any:

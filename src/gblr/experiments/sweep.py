@@ -16,7 +16,7 @@ import torch
 from gblr.experiments.check import check
 from gblr.experiments.field import Field, Paused, Place
 from gblr.experiments.run import TWIN, Recipe
-from gblr.experiments.store import Record, Store, rate_of
+from gblr.experiments.store import Record, Store, by_rate
 
 _PAUSED = 75  # exit code of a run whose time was over: sysexits' "try again"
 _STATUS_SECONDS = 30.0
@@ -127,8 +127,7 @@ def perform(recipe: Recipe, field: Field, name: str, run: Any, task: Any, store:
 
 def with_best_rate(run: Any, store: Store, field: Field) -> tuple[Any, dict[str, float]]:
     """The run with the rate of its best trial, if any was made, and how good each was, by their rates."""
-    trials = store.matching(run.trials) if run.trials else []
-    found = {rate_of(trial): field.goodness(trial) for trial in trials}
+    found = by_rate(store.matching(run.trials) if run.trials else [], field.goodness)
     if not found:
         return run, {}
     return replace(run, lr=max(found, key=lambda lr: found[lr])), {f"{lr:g}": found[lr] for lr in sorted(found)}
