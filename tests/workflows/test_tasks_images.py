@@ -192,3 +192,13 @@ def test_cifar10_is_augmented_only_from_scratch(monkeypatch):
         assert task.train_data.flip != trained and task.eval_data.pad == 0
         assert task.train_defaults["label_smoothing"] == 0.1
         assert (task.train_defaults["lr"] < 1e-3) == (task.distill > 0) == trained
+
+
+def test_networks_of_convolutions_train_in_their_layout_and_with_batch_norms_rates():
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 10))
+    conv = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 10))
+    normalized = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 10))
+    found = [image_task._train_defaults(own(net, pretrained=True), 100) for net in (plain, conv, normalized)]
+    assert [options["channels_last"] for options in found] == [False, True, True]
+    assert found[0]["lr"] == found[1]["lr"] < found[2]["lr"]
+    assert all(TrainConfig(**options) for options in found)
