@@ -24,6 +24,12 @@ LINEAR = nn.Linear(4, 4)
         ("encoder.layer.3.output.dense", "layer.3", True),
         ("encoder.layer.13.output.dense", "layer.3", False),
         ("query", "query", True),
+        ("conv1", "^conv1", True),
+        ("conv1.weight", "^conv1", True),
+        ("conv10", "^conv1", False),
+        ("layer1.0.conv1", "^conv1", False),
+        ("layer1.0.conv1", "^layer1", True),
+        ("layer1.0.conv1", "^layer1.*.conv1", True),
     ],
 )
 def test_patterns_match_whole_names_or_parts_between_dots(name, pattern, expected):
@@ -54,6 +60,8 @@ def test_include_and_exclude_work_together():
 def test_a_pattern_that_matches_nothing_is_an_error_with_near_matches():
     with raises_value_error("`where`", "linear", "querry", "query"):
         convert_(bert(), LowRankConfig(0.5), where=linear_layers(include=("querry",)))
+    with raises_value_error("`where`", "^quer", "query"):
+        convert_(bert(), LowRankConfig(0.5), where=linear_layers(include=("^quer",)))
     with raises_value_error("`where`", "convolution"):
         convert_(bert(), LowRankConfig(0.5), where=conv_layers(include=("conv1",)))
 

@@ -20,7 +20,8 @@ class NameFilter:
     """Modules of some kind whose names match `include` (all, if empty) and not `exclude`.
 
     A pattern is a shell pattern on the full name ("encoder.layer.*.output.dense"), or a part of it between dots
-    ("query" matches "layer.0.query", "attention.self" matches "0.attention.self.query").
+    ("query" matches "layer.0.query", "attention.self" matches "0.attention.self.query"). One that begins with "^" is
+    met at the beginning of a name alone: "^conv1" is the stem of a ResNet, and not "layer1.0.conv1".
     """
 
     is_kind: Callable[[nn.Module], bool]
@@ -81,12 +82,14 @@ def is_linear_or_conv(module: nn.Module) -> bool:
 
 
 def matches(name: str, pattern: str) -> bool:
+    if pattern.startswith("^"):
+        return fnmatch.fnmatchcase(name, pattern[1:]) or f"{name}.".startswith(f"{pattern[1:]}.")
     return fnmatch.fnmatchcase(name, pattern) or f".{pattern}." in f".{name}."
 
 
 def near_matches(pattern: str, names: Iterable[str]) -> str:
     """' (did you mean ...?)' with names, or parts of names, that look like the pattern."""
-    names = list(names)
+    names, pattern = list(names), pattern.removeprefix("^")
     parts = {part for name in names for part in name.split(".") if not part.isdigit()}
     close = difflib.get_close_matches(pattern, [*sorted(parts), *names], n=4, cutoff=0.5)
     return f" (near matches: {', '.join(close)})" if close else f" (names look like {', '.join(names[:3])})"
