@@ -70,6 +70,20 @@ def test_a_run_that_was_paused_ends_as_if_it_had_not_been(kind, task, tmp_path, 
         assert parts[key] == whole[key], key
 
 
+def test_runs_that_differ_in_their_training_share_a_fit(task, tmp_path, monkeypatch):
+    fitted = FINETUNED[3].run("vit384", 0.3, source="weights", calibration=32)
+    run = replace(tiny_run(fitted), lr=1e-3)
+    first, other = (train_run(run, task, state=tmp_path / f"{name}.state").record for name in "ab")
+    assert len(list((tmp_path / "fits").iterdir())) == 1
+    for key in ("test", "curve", "before", "dense_start", "fit_seconds", "reached_cost"):
+        assert first[key] == other[key], key  # the time as well: it was not fitted again
+    faster = train_run(replace(run, lr=1e-2), task, state=tmp_path / "c.state").record
+    assert faster["fit_seconds"] == first["fit_seconds"] and faster["curve"] != first["curve"]
+    for unlike in (replace(run, relative_cost=0.2), replace(run, held_out=16), replace(run, block_rank=4)):
+        assert unlike.fit_key != run.fit_key
+    assert replace(run, seed=3, epochs=9, structure_lr=1e-3).fit_key == run.fit_key
+
+
 def test_results_are_plain_json_with_everything_a_table_needs(task):
     record = train_run(tiny_run(LEARNED[0].run("vit384", 0.3)), task).record
     stored = json.loads(json.dumps(plain(record), allow_nan=False))

@@ -28,8 +28,8 @@ def rate_trials(
         f"trial-{name or model}-{_label(kind, cost, by_cost)}-lr{lr:g}": kind.run(
             model, _cost(kind, cost), make, **{**trial, **options, "lr": lr}
         )
+        for lr in rates  # every method once before any of them again: by then the first has left its fit
         for kind in kinds
-        for lr in rates
     }
 
 

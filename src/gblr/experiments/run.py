@@ -1,5 +1,7 @@
 """What a run is, and what a recipe is: plain values, no work."""
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,6 +73,20 @@ class StructuredRun:
             max_shrinkage=self.max_shrinkage,
         )  # fmt: skip
 
+    @property
+    def fit(self) -> dict[str, Any]:
+        """What decides the model before any training: runs that agree in this share it."""
+        names = (
+            "model", "method", "relative_cost", "block_rank", "init", "source", "scope", "allocation", "calibration",
+            "sensitivity", "max_growth", "start_cost",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def fit_key(self) -> str:
+        """A name for files with that."""
+        return hashlib.sha256(json.dumps(self.fit, sort_keys=True).encode()).hexdigest()[:16]
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -90,6 +106,10 @@ class Run(StructuredRun):
     drop_path: float = 0.0
     distilled: float = 0.0  # share of the loss that aims at the outputs of the network it starts from
     eval_every: int = 5
+
+    @property
+    def fit(self) -> dict[str, Any]:
+        return super().fit | {"held_out": self.held_out}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -270,6 +271,7 @@ def smoke_runs(runs: dict[str, Any], field: Field) -> dict[str, Any]:
 
 def smoke(recipe: Recipe, field: Field, runs: dict[str, Any], out: Path) -> int:
     task, store = field.smoke_task(recipe), Store(out / "smoke" / recipe.place)
+    shutil.rmtree(store.folder / "fits", ignore_errors=True)  # what earlier ones left would leave fits untried
     for name, run in smoke_runs(runs, field).items():
         print(name, flush=True)
         perform(recipe, field, name, run, task, store, Place(state=store.path(name, ".state")))

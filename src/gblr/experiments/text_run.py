@@ -41,12 +41,7 @@ class TextRun(StructuredRun):
 
     @property
     def fit(self) -> dict[str, Any]:
-        """What decides the model before any training: runs that agree in this share it."""
-        names = (
-            "model", "method", "relative_cost", "block_rank", "init", "source", "scope", "allocation", "calibration",
-            "sensitivity", "max_growth", "start_cost", "refit", "structure", "seed",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        return super().fit | {name: getattr(self, name) for name in ("refit", "structure", "seed")}
 
 
 def trained(model: str, one: Kind, suffix: str, aim: Aim) -> Kind:

@@ -1,7 +1,6 @@
 """One run on text from its description to its result: converted, refitted, trained, hardened, judged after each."""
 
 import copy
-import hashlib
 import json
 import os
 import signal
@@ -81,7 +80,7 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
     """Converts in place, and refits. Runs that differ in their training alone share this: the first keeps it."""
     if run.method == "dense":
         return {"target": 1.0}
-    folder = None if place.state is None or not run.source else place.state.parent / "fits" / _key(run)
+    folder = None if place.state is None or not run.source else place.state.parent / "fits" / run.fit_key
     if folder is not None and (folder / "record.json").exists():
         load_(model, folder)
         model.to(place.device)
@@ -109,10 +108,6 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
         save_pretrained(model, folder)
         write_json(folder / "record.json", record)  # last: a fit that is there is complete
     return record
-
-
-def _key(run: TextRun) -> str:
-    return hashlib.sha256(json.dumps(run.fit, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _told(metrics: dict[str, float]) -> str:

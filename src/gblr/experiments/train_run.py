@@ -64,7 +64,10 @@ def train_run(
     dense = copy.deepcopy(model) if run.distilled else None
     example = next(iter(task.judging(task.test)))[0][:1]
     saved = None if state is None or not state.exists() else torch.load(state, map_location=device, weights_only=True)
-    record = _converted(model, run, task, example) if saved is None else _resumed(model, run, task, example, saved)
+    if saved is None:
+        record = _converted(model, run, task, example, None if state is None else state.parent / "fits")
+    else:
+        record = _resumed(model, run, task, example, saved)
     training = Training(model, run, task, record["target"], eager, dense)
     if saved is not None:
         training.load(saved)
@@ -76,15 +79,27 @@ def train_run(
     return _finished(model, task, example, record)
 
 
-def _converted(model: nn.Module, run: Run, task: Task, example: torch.Tensor) -> dict[str, Any]:
-    """Structured layers in place; accuracies of trained models before it and before any training."""
+def _converted(
+    model: nn.Module, run: Run, task: Task, example: torch.Tensor, fits: Path | None = None
+) -> dict[str, Any]:
+    """Structured layers in place; accuracies of trained models before it and before any training. GBLR fits of trained
+    weights, which take long, are kept in `fits`, for the runs that differ in their training alone.
+    """
+    kept = fits / f"{run.fit_key}.pt" if fits and run.source and run.method == "gaudi" else None
+    if kept is not None and kept.exists():
+        saved = torch.load(kept, map_location=task.device, weights_only=True)
+        found = _resumed(model, run, task, example, saved)
+        model.load_state_dict(saved["model"])
+        return found
     test = task.judging(task.test)
     record: dict[str, Any] = {"dense_start": judge(model, test) if run.source else None}
     calibration = task.calibration(run.calibration) if run.calibration else None
     begin = time.perf_counter()
     record["target"] = structure_(model, run, NETWORKS[run.model].where, example, calibration)
-    record["fit_seconds"] = time.perf_counter() - begin
-    return record | {"before": judge(model, test) if run.source else None}
+    record |= {"fit_seconds": time.perf_counter() - begin, "before": judge(model, test) if run.source else None}
+    if kept is not None:
+        Store(kept.parent).save(kept, {"model": model.state_dict(), "record": record})
+    return record
 
 
 def _resumed(model: nn.Module, run: Run, task: Task, example: torch.Tensor, saved: Any) -> dict[str, Any]:
