@@ -107,9 +107,11 @@ def converted_and_tuned(record: Record) -> str:
     """
     rows = final_rows(record)
     costs = sorted({row["relative_cost"] for row in rows if row["method"] != "dense"}, reverse=True)
-    kinds = ("low-rank-global", "gblr", "low-rank-global-distilled", "gblr-distilled")
-    made = {(row["kind"], row["relative_cost"]) for row in rows}
-    columns = [(kind, cost) for cost in costs for kind in kinds if (kind, cost) in made]
+    tuned, made = ("low-rank-global", "gblr"), {(row["kind"], row["relative_cost"]) for row in rows}
+    columns = []
+    for cost in costs:
+        distilled = [(f"{kind}-distilled", cost) for kind in tuned]
+        columns += [(kind, cost) for kind in tuned] + [column for column in distilled if column in made]
     lines = []
     for (network,), mine in groups(rows, "model").items():
         cells = groups(mine, "kind", "relative_cost")
