@@ -23,11 +23,12 @@ def _elements_fwd_kernel(width_ptr, location_ptr, out_ptr, blocks, rows, cols, a
     k = tl.program_id(1) * TILE + tl.arange(0, TILE)  # [TILE]
     inside = k < blocks
     length = tl.where(side == 0, rows, cols)
+    align += 0 * length  # a number of the kernel's: Triton hands an argument of 1 over as a constant
     at = side * blocks + k
     width = tl.minimum(tl.maximum(tl.load(width_ptr + at, inside), 0.0), 1.0) * length
     location = tl.load(location_ptr + at, inside) * length
-    tl.store(out_ptr + at, _nearest_multiple(width, align + 0 * length, length), inside)
-    tl.store(out_ptr + 2 * blocks + at, _nearest_multiple(location, align + 0 * length, length), inside)
+    tl.store(out_ptr + at, _nearest_multiple(width, align, length), inside)
+    tl.store(out_ptr + 2 * blocks + at, _nearest_multiple(location, align, length), inside)
 
 
 @triton.jit
