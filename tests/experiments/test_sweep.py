@@ -68,6 +68,15 @@ def test_rates_of_pretrained_networks_are_tried_as_they_are_tuned_and_for_distil
         assert all(t.relative_cost == cost for t in chosen_by)
 
 
+def test_every_method_of_the_mixer_tries_the_same_rates_for_equally_long():
+    runs = VISION["cifar10-mixer"].runs(1)
+    tried = {name.removeprefix("trial-mixer-"): run for name, run in runs.items() if name.startswith("trial")}
+    for kind in cifar10_vit.KINDS:
+        assert [run.epochs for name, run in tried.items() if name.startswith(f"{kind.label}-lr")] == [8, 8]
+    assert {run.lr for run in tried.values()} == {1e-3, 2e-3}
+    assert {run.epochs for name, run in runs.items() if not name.startswith("trial")} == {30}
+
+
 @pytest.mark.parametrize("name", ["cifar10-resnet", "cifar10-finetune"])
 def test_rates_of_tuned_networks_are_tried_on_images_that_their_start_has_not_seen(name):
     runs = VISION[name].runs(1)

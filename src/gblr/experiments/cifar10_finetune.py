@@ -3,7 +3,7 @@
     gblr reproduce cifar10-finetune --data DIR       # --smoke: seconds on a CPU, no data
 
 Starts from the run vit384-dense-seed0 of cifar10-vit, which must be there. Every method is fitted to its weights, with
-errors weighted by 512 training images, and trained for 20 epochs; four rates are tried for each, from a twin of that
+errors weighted by 512 training images, and trained for 20 epochs; two rates are tried for each, from a twin of that
 network which has not seen the images that judge them, for as long as the runs themselves: after a quarter of it, high
 rates look worse than they are. GBLR is fitted with the three initializations and keeps sigma infinite, as in the
 paper; the kinds "learned" start as low rank at the dense cost and learn down to theirs, as from scratch.
@@ -18,7 +18,7 @@ from gblr.experiments.vision import main
 from gblr.training.train_config import FITTED_STRUCTURE_LR
 
 COSTS = (0.5, 0.4, 0.3, 0.2)
-RATES = (1e-4, 3e-4, 1e-3, 3e-5)
+RATES = (1e-3, 3e-4)
 COMMON: dict[str, Any] = {
     "source": "cifar10-vit/vit384-dense-seed0", "calibration": 512, "epochs": 20, "warmup_epochs": 1.0, "lr": 3e-4,
 }  # fmt: skip

@@ -55,11 +55,19 @@ def comparison(
     return runs
 
 
-def trials_and_comparison(model: str, kinds: Sequence[Kind], costs: Sequence[float], seeds: int) -> dict[str, Any]:
-    """Trials of rates, then every method at every cost for each seed."""
-    found = rate_trials(model, kinds)
+def trials_and_comparison(
+    model: str,
+    kinds: Sequence[Kind],
+    costs: Sequence[float],
+    seeds: int,
+    rates: Sequence[float] = RATES,
+    trial_epochs: int = TRIAL["epochs"],
+    **options: Any,
+) -> dict[str, Any]:
+    """Trials of rates, then every method at every cost for each seed; `options` are those of the latter."""
+    found = rate_trials(model, kinds, rates=rates, epochs=trial_epochs)
     for seed in range(seeds):
-        found |= comparison(model, kinds, costs, seed, trials=model)
+        found |= comparison(model, kinds, costs, seed, trials=model, **options)
     return found
 
 
