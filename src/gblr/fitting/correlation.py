@@ -33,11 +33,8 @@ def correlation_start(
     col_start, col_size = mask_params(strongest.abs(), smoothing_std, threshold_ratio, align)
     row_start, row_size = torch.zeros_like(col_start), torch.zeros_like(col_size)
     spent = torch.zeros_like(budget)
-    position = torch.arange(weight.shape[2], device=weight.device)
     for k in range(num_blocks):
-        inside = (position - col_start[:, k, None]) % weight.shape[2] < col_size[:, k, None]
-        part = weight * inside[:, None]
-        row = _strongest_gram_row(part, columns * (inside[:, :, None] & inside[:, None, :]))
+        row = _strongest_gram_row(_columns(weight, col_start[:, k], col_size[:, k]))
         row_start[:, k], row_size[:, k] = mask_params(row.abs(), smoothing_std, threshold_ratio, align)
         spent = spent + block_rank * (row_size[:, k] + col_size[:, k])
         if bool((spent > budget).all()):
@@ -47,10 +44,18 @@ def correlation_start(
     return Blocks(u, v, row_start, row_size * keep, col_start, col_size * keep).masked()
 
 
-def _strongest_gram_row(part: Float[Tensor, "b out in"], gram: Float[Tensor, "b in in"]) -> Float[Tensor, "b out"]:
-    """The row of A A^T with the largest norm, for A = `part` with A^T A = `gram`; no out x out matrix is formed."""
-    norms = ((part @ gram) * part).sum(2)  # squared norm of row i of A A^T is a_i (A^T A) a_i^T
-    strongest = part.gather(1, norms.argmax(1)[:, None, None].expand(-1, 1, part.shape[2]))  # (b, 1, in)
+def _columns(weight: Float[Tensor, "b out in"], start: Int[Tensor, " b"], size: Int[Tensor, " b"]) -> Tensor:
+    """(b, out, longest): the columns of the interval alone, zeros behind the shorter ones."""
+    step = torch.arange(max(1, int(size.max())), device=weight.device)
+    index = (start[:, None] + step) % weight.shape[2]
+    inside = step < size[:, None]
+    return weight.gather(2, index[:, None].expand(-1, weight.shape[1], -1)) * inside[:, None]
+
+
+def _strongest_gram_row(part: Float[Tensor, "b out w"]) -> Float[Tensor, "b out"]:
+    """The row of A A^T with the largest norm, for A = `part`; no out x out matrix is formed."""
+    norms = ((part @ (part.mT @ part)) * part).sum(2)  # squared norm of row i of A A^T is a_i (A^T A) a_i^T
+    strongest = part.gather(1, norms.argmax(1)[:, None, None].expand(-1, 1, part.shape[2]))  # (b, 1, w)
     return (part @ strongest.mT).squeeze(2)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gblr.fitting.intervals import best_interval, interval_mask, of_block
 from gblr.fitting.room import room
+from gblr.fitting.triangles import Triangles
 
 _MAX_STARTS = 16  # 8 cost 2 % of the margin over SVD on MiniLM, 32 gain 3 % of it for twice the time
 _LONG_AXIS = 1024  # above it half as many: the factors take starts * length^2 numbers
@@ -70,9 +71,9 @@ class GramMetric:
         self.starts = torch.arange(0, length, spacing, device=gram.device)
         position = torch.arange(length, device=gram.device)
         self.rotation = (position + self.starts[:, None]) % length  # (starts, in)
-        self.inverse = gram.new_empty(len(gram), len(self.starts), length, length)
+        self.inverse = Triangles.empty(len(gram), len(self.starts), length, gram)
         for i, order in enumerate(self.rotation):  # one at a time: for wide layers each takes gigabytes
-            self.inverse[:, i] = _inverse_factor(gram, order)
+            self.inverse.put(i, _inverse_factor(gram, order))
         self.may_wrap = length % align == 0
 
     def times(self, x: Float[Tensor, "b r in"]) -> Float[Tensor, "b r in"]:
@@ -81,7 +82,7 @@ class GramMetric:
     def project(self, target: Float[Tensor, "b r in"], price: Float[Tensor, " b"], align: int) -> Projection:
         length = target.shape[-1]
         rotated = self.times(target)[:, :, self.rotation].transpose(1, 2)  # (b, starts, r, in)
-        explained = (self.inverse @ rotated.mT).mT  # rotated @ inverse.mT is four times as slow for a single row
+        explained = self.inverse.times(rotated)
         size = torch.arange(1, length + 1, device=target.device)
         value = explained.square().sum(2).cumsum(-1) - price[:, None, None] * size  # (b, starts, in)
         value = value.masked_fill(~self._allowed(size, align, length), -torch.inf).flatten(1)
@@ -103,7 +104,7 @@ class GramMetric:
         batch, length = torch.arange(len(which), device=which.device), explained.shape[-1]
         inside = torch.arange(length, device=which.device) < width[:, None]  # (b, in), rotated
         part = explained[batch, which] * inside[:, None]  # (b, r, in)
-        content = (part @ self.inverse[batch, which]) * inside[:, None]
+        content = self.inverse.transposed_times(part, which) * inside[:, None]
         return torch.zeros_like(content).scatter(2, self.rotation[which][:, None].expand_as(content), content)
 
     def restrict(self, target: Tensor, start: Tensor, size: Tensor, longest: int) -> Tensor:
