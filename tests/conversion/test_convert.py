@@ -335,3 +335,12 @@ def test_a_converted_model_can_go_on_learning(generator):
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_model_that_is_structured_already_is_told_apart_from_one_without_layers():
+    model = random_mlp()
+    convert_(model, LowRankConfig(0.5))
+    with raises_value_error("structured already", "gblr.densify_"):
+        convert_(model, LowRankConfig(0.5))
+    with raises_value_error("no linear or convolution layer"):
+        convert_(nn.Sequential(nn.ReLU()), LowRankConfig(0.5))

@@ -46,6 +46,13 @@ def test_soft_masks_are_hardened_up_to_the_threshold(generator):
     assert_same(model(x), expected, 5e-3)
 
 
+def test_a_report_tells_of_blurred_masks_that_cost_more_than_their_widths():
+    blurred, sharp = (nn.Sequential(random_gaudi(24, 32, sigma=sigma)) for sigma in (1.0, math.inf))
+    (note,) = [note for note in harden_(blurred).notes if "blurred" in note]
+    assert "sigma 1" in note and "set_sigma(math.inf)" in note
+    assert not any("blurred" in note for note in harden_(sharp).notes)
+
+
 def test_fixed_gblr_layers_are_packed_too(generator):
     model = nn.Sequential(StructuredLinear(three_blocks(), torch.ones(16)))
     x = torch.randn(5, 12, generator=generator)

@@ -33,6 +33,16 @@ def ones_by_definition(width: int, location: int, length: int) -> list[float]:
 # boxcar_mask
 
 
+@pytest.mark.parametrize("make", [boxcar_mask, lambda w, l, n: gaudi_mask(w, l, 2.0, n)])
+def test_plain_numbers_are_widths_and_locations_too(make):
+    expected = make(torch.tensor([3.0]), torch.tensor([6.0]), 8)[0]
+    assert_close(make(3.0, 6.0, 8), expected)
+    assert_close(make(3, 6, 8), expected)
+    assert_close(make(torch.tensor([3.0, 3.0]), 6, 8), expected.expand(2, 8))
+    with raises_value_error("`width`"):
+        make(9, 6, 8)
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_boxcar_is_equation_2_for_every_width_and_location(length):
     width, location = all_whole(length)

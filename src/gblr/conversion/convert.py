@@ -24,7 +24,7 @@ from gblr.fitting.svd import squared_error, weighted_svd
 from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiLinear, GaudiModule
 from gblr.layers.split import SplitLinear
-from gblr.layers.structured import StructuredLinear
+from gblr.layers.structured import MatrixModule, StructuredLinear
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.packed import PackedGBLR
@@ -146,7 +146,8 @@ def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Sou
         else:
             sources.append(read_source(model, name, module, split_fused))
     if not sources:
-        raise ValueError(_nothing_chosen(where, names, skipped))
+        structured = any(isinstance(module, GaudiModule | MatrixModule) for module in model.modules())
+        raise ValueError(_nothing_chosen(where, names, skipped, structured))
     return sources, skipped
 
 
@@ -157,10 +158,14 @@ def _matrix_shape(module: nn.Module) -> tuple[int, int]:
     return weight.shape[0], weight.numel() // max(1, weight.shape[0])
 
 
-def _nothing_chosen(where: Filter, names: Sequence[str], skipped: Sequence[Row]) -> str:
+def _nothing_chosen(where: Filter, names: Sequence[str], skipped: Sequence[Row], structured: bool) -> str:
     if skipped:
         reasons = "; ".join(f"{row.layer}: {row.what}" for row in skipped[:5])
         return f"`where` chose only layers that must stay as they are: {reasons}."
+    if not names:
+        return "the model has no linear or convolution layer" + (
+            " left: they are structured already. `gblr.densify_` makes them dense again." if structured else "."
+        )
     if isinstance(where, NameFilter) and where.include:
         near = "; ".join(pattern + near_matches(pattern, names) for pattern in where.include)
         return f"`where` chose no {where.kind} layer. Patterns: {near}."

@@ -15,6 +15,7 @@ from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.packed import PackedGBLR
 
 Plan = Literal["auto", "packed", "factors", "dense"]
+_SOFT = 1.1  # times the cost of the widths: at the last sigma of the paper's schedule edges cost less
 
 
 def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto", captured: bool = False) -> Report:
@@ -53,7 +54,8 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto", c
             _like(targets[name], layer)
             model.set_submodule(name, layer)
     rows = [_row(name, layer, times.get(name, {})) for name, layer in layers.items()]
-    return Report(rows, list(layers), "hardened: masks folded, blocks cropped and packed", _notes(rows, measured))
+    notes = _notes(rows, measured) + _notes_on_edges(targets, rows)
+    return Report(rows, list(layers), "hardened: masks folded, blocks cropped and packed", notes)
 
 
 def _check_captured(targets: dict[str, Any], measured: bool) -> None:
@@ -131,3 +133,18 @@ def _notes(rows: list[Row], measured: bool) -> list[str]:
     shown = ", ".join(f"{form} {share:.0%}" for form, share in shares.items() if share)
     how = "measured on the example inputs" if measured else "not measured; give `example_inputs` to measure them"
     return [f"forms by share of the dense cost: {shown or 'none'} ({how})"]
+
+
+def _notes_on_edges(targets: dict[str, Any], rows: list[Row]) -> list[str]:
+    """Says so where blurred masks cost far more than the widths that were learned, as in the midst of a training."""
+    soft = [(targets[row.layer], row) for row in rows if isinstance(targets[row.layer], GaudiModule)]
+    widths = sum(module.num_mults for module, _ in soft)
+    kept, dense = (sum(getattr(row, name) for _, row in soft) for name in ("num_mults", "dense_mults"))
+    if kept <= _SOFT * max(1, widths):
+        return []
+    sigma = min(float(module.sigma) for module, _ in soft)
+    return [
+        f"masks were still blurred (sigma {sigma:g}): their soft edges cost {kept / dense:.3f} where the widths alone "
+        f"cost {widths / dense:.3f}. Train to the end of a schedule that ends sharp, or sharpen masks before, by "
+        "`layer.set_sigma(math.inf)` for each Gaudi layer, which changes the outputs."
+    ]

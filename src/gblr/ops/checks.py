@@ -53,23 +53,29 @@ def check_sigma(sigma: float | Tensor) -> float:
     return value
 
 
-def check_structure(width: Tensor, location: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Broadcasts `width` and `location` against each other; raises ValueError for whatever no mask can be made of."""
+def check_structure(width: Tensor | float, location: Tensor | float, length: int) -> tuple[Tensor, Tensor]:
+    """Broadcasts `width` and `location` against each other; raises ValueError for whatever no mask can be made of.
+    Plain numbers become tensors, where the other one is if that is a tensor.
+    """
     check_length(length)
-    for name, value in (("width", width), ("location", location)):
-        if value.is_complex() or value.dtype == torch.bool:
-            raise ValueError(f"`{name}` must have a real or integer dtype; got {value.dtype}.")
+    device = next((value.device for value in (width, location) if isinstance(value, Tensor)), None)
+    w, l = _as_tensor("width", width, device), _as_tensor("location", location, device)
     # Compared here, as under `torch.compile` an error of `broadcast_tensors` cannot be caught.
-    if any(w != l and 1 not in (w, l) for w, l in zip(width.shape[::-1], location.shape[::-1], strict=False)):
-        raise ValueError(
-            f"`width` and `location` must have the same shape; got {tuple(width.shape)} and {tuple(location.shape)}."
-        )
-    width, location = torch.broadcast_tensors(width, location)
-    if width.numel() and can_read_values(width, location):
-        _check_width_values(width, length)
-        if not bool(location.isfinite().all()):
+    if any(i != j and 1 not in (i, j) for i, j in zip(w.shape[::-1], l.shape[::-1], strict=False)):
+        raise ValueError(f"`width` and `location` must have the same shape; got {tuple(w.shape)} and {tuple(l.shape)}.")
+    w, l = torch.broadcast_tensors(w, l)
+    if w.numel() and can_read_values(w, l):
+        _check_width_values(w, length)
+        if not bool(l.isfinite().all()):
             raise ValueError("`location` must be finite; it holds NaN or infinity.")
-    return width, location
+    return w, l
+
+
+def _as_tensor(name: str, value: Tensor | float, device: torch.device | None) -> Tensor:
+    found = value if isinstance(value, Tensor) else torch.tensor(value, device=device)
+    if found.is_complex() or found.dtype == torch.bool:
+        raise ValueError(f"`{name}` must have a real or integer dtype; got {found.dtype}.")
+    return found
 
 
 def _check_width_values(width: Tensor, length: int) -> None:

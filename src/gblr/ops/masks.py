@@ -9,7 +9,9 @@ from gblr.ops.masked_content import masked_content
 from gblr.ops.step import phase_factor, step_spectrum
 
 
-def boxcar_mask(width: Real[Tensor, "*k"], location: Real[Tensor, "*k"], length: int) -> Float[Tensor, "*k {length}"]:
+def boxcar_mask(
+    width: Real[Tensor, "*k"] | float, location: Real[Tensor, "*k"] | float, length: int
+) -> Float[Tensor, "*k {length}"]:
     """Cyclic run of `width` ones starting at `location` (paper Eq. 2). Both are in elements; `location` is cyclic.
 
     >>> boxcar_mask(torch.tensor([2, 3]), torch.tensor([1, 4]), length=6)
@@ -25,7 +27,7 @@ def boxcar_mask(width: Real[Tensor, "*k"], location: Real[Tensor, "*k"], length:
 
 
 def gaudi_mask(
-    width: Real[Tensor, "*k"], location: Real[Tensor, "*k"], sigma: float, length: int
+    width: Real[Tensor, "*k"] | float, location: Real[Tensor, "*k"] | float, sigma: float, length: int
 ) -> Float[Tensor, "*k {length}"]:
     """Smooth boxcar, differentiable in `width` and `location` (paper Eqs. 5-6). Tends to `boxcar_mask` as `sigma`
     grows.
