@@ -1,14 +1,18 @@
 """What `fit` promises for a `GaudiConfig`; how it gets there may change."""
 
+import copy
 import itertools
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from gblr.conversion.convert import convert_
+from gblr.conversion.filters import linear_layers
 from gblr.fitting.config import GaudiConfig, LowRankConfig
-from gblr.fitting.fit import fit, prepare_gram
+from gblr.fitting.fit import fit, prepare_gram, rank_choices
 from gblr.fitting.svd import squared_error
 from gblr.matrices.gblr import GBLRMatrix
 from tests.fitting.baselines import assert_batch_equals_single, errors, fit_all, randn, random_gram
@@ -198,3 +202,18 @@ def test_a_weight_of_zeros_gives_zeros(init, refine):
 def test_a_budget_below_one_block_is_refused_with_the_cost_of_one():
     with raises_value_error("`relative_cost`", "16 x 12", "block_rank", "align", "0.3333"):
         fit(torch.ones(16, 12), GaudiConfig(0.3, block_rank=4, align=8))
+
+
+@pytest.mark.parametrize("shape", [(40, 3), (3, 40), (1, 24), (24, 1), (5, 5)])
+@pytest.mark.parametrize("init", ["correlation", "low_rank", "full"])
+def test_blocks_have_no_higher_rank_than_the_weight_can(shape, init, generator):
+    weight = torch.randn(shape, generator=generator)
+    config = GaudiConfig(0.9, block_rank=16, init=init, steps=2)
+    matrix = fit(weight, config, gram=torch.eye(shape[1]))
+    assert matrix.block_rank == min(shape) and matrix.relative_cost <= 0.9
+    assert rank_choices(config, shape)[-1].rank == min(shape)
+    layer = nn.Sequential(nn.Linear(shape[1], shape[0]))
+    for one in (config, GaudiConfig(0.9, block_rank=16, init="scratch")):
+        model = copy.deepcopy(layer)
+        convert_(model, one, linear_layers(include=("0",)))
+        assert model[0].block_rank == min(shape)

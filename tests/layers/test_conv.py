@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
 import gblr
 from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
@@ -222,3 +223,32 @@ def test_grouped_convolutions_and_wrong_sizes_are_refused():
     matrix = GBLRMatrix.from_low_rank(torch.ones(2, 6), torch.ones(2, 26))
     with raises_value_error("`matrix`", 27, 26):
         StructuredConv2d(matrix, ConvGeometry(3, (3, 3)))
+
+
+def test_layers_tell_what_nn_conv2d_tells_of_itself():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4, 6, (3, 2), stride=2, padding=1, dilation=(1, 2), padding_mode="reflect")
+    gaudi = GaudiConv2d(4, 6, (3, 2), stride=2, padding=1, dilation=(1, 2), padding_mode="reflect")
+    fixed = StructuredConv2d(gaudi.to_matrix(), ConvGeometry.of(conv), conv.bias)
+    for name in (
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "dilation",
+        "groups",
+        "padding_mode",
+    ):
+        assert getattr(gaudi, name) == getattr(fixed, name) == getattr(conv, name), name
+
+
+def test_a_model_that_reads_the_stride_of_its_convolutions_can_be_converted():
+    config = MobileNetV2Config(image_size=32, depth_multiplier=0.35)  # pads by kernel and stride, as TensorFlow does
+    model = MobileNetV2ForImageClassification(config).eval()
+    report = gblr.convert_(model, gblr.GaudiConfig(0.5, block_rank=4, init="scratch"), where=gblr.conv_layers())
+    assert len(report) > 30 and any("group" in reason for reason in report.skipped.values())
+    images = torch.randn(1, 3, 32, 32)
+    expected = model(images).logits
+    gblr.harden_(model)
+    assert_close(model(images).logits, expected)

@@ -27,7 +27,12 @@ Data = Annotated[
 Cost = Annotated[float, typer.Option(help="Multiplications of the converted layers, of the dense ones.")]
 Method = Annotated[str, typer.Option(help="gaudi, low-rank, monarch, pixelfly or blast.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/MODEL-METHOD-COST if not given.")]
-Rank = Annotated[int, typer.Option(help="Rank of a block; 1 as in the paper, 16 or more for GPUs.")]
+Rank = Annotated[
+    int | None,
+    typer.Option(
+        help="Rank of a block: 1 as in the paper, 16 or more for GPUs and wide layers; by the layers if not given."
+    ),
+]
 Names = Annotated[list[str] | None, typer.Option(help="Names or patterns of layers; may be repeated.")]
 Number = Annotated[int | None, typer.Option(help="Use at most so many samples.")]
 Threads = Annotated[int | None, typer.Option(help="Of the CPU; small models are faster with 1 or 2.")]
@@ -58,7 +63,7 @@ def compress(
         typer.Option(help="Share of the training loss that aims at the dense model's scores; 0 for labels alone."),
     ] = None,
     out: Out = None,
-    block_rank: Rank = 1,
+    block_rank: Rank = None,
     include: Names = None,
     exclude: Names = None,
     convolutions: Annotated[bool, typer.Option(help="Convert convolutions too.")] = False,
@@ -105,7 +110,7 @@ def train(
     method: Annotated[str, typer.Option(help="dense, gaudi, low-rank, monarch, pixelfly or blast.")] = "dense",
     cost: Cost = 0.3,
     out: Out = None,
-    block_rank: Rank = 1,
+    block_rank: Rank = None,
     include: Names = None,
     exclude: Names = None,
     lr: Rate = None,

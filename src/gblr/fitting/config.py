@@ -114,7 +114,8 @@ class GaudiConfig(Config):
     together larger than that many times the weight and cancel: training does not bear them, as small changes of
     contents or intervals are then large ones of the weight. A model that will not be trained can have 300, which lowers
     the error at high costs; for half-precision weights it is lowered to what their rounding allows. `steps` counts
-    sweeps over all blocks, or gradient steps.
+    sweeps over all blocks, or gradient steps. `block_rank` is lowered to the smaller axis of a weight, where that is
+    shorter.
     """
 
     block_rank: int = 1
@@ -131,6 +132,10 @@ class GaudiConfig(Config):
     def for_dtype(self, dtype: torch.dtype) -> "GaudiConfig":
         """With `max_growth` lowered to what numbers of that precision can hold."""
         return replace(self, max_growth=min(self.max_growth, _ROUNDING_SHARE / torch.finfo(dtype).eps))
+
+    def for_shape(self, out_features: int, in_features: int) -> "GaudiConfig":
+        """With a `block_rank` that a weight of that shape can have."""
+        return replace(self, block_rank=min(self.block_rank, out_features, in_features))
 
     def __post_init__(self) -> None:
         super().__post_init__()

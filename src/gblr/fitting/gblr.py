@@ -56,13 +56,15 @@ def _(
     budget: Float[Tensor, " b"],
     tick: Tick = lambda: None,
 ) -> list[StructuredMatrix]:
+    steps, config = _num_steps(config), config.for_shape(weight.shape[1], weight.shape[2])
     check_budget(config, weight, budget)
-    return list(_fit(config, weight, gram, budget, None, _num_steps(config), tick))
+    return list(_fit(config, weight, gram, budget, None, steps, tick))
 
 
 @rank_choices.register
 def _(config: GaudiConfig, shape: tuple[int, int]) -> list[Choice]:
     """Rank 1, then whole blocks: in triangular form, where a rank costs the less the higher it is."""
+    config = config.for_shape(*shape)
     r, align = config.block_rank, config.align
     most = min(shape) // r
     blocks = range(1, min(config.num_blocks or most, most) + 1)

@@ -118,7 +118,43 @@ def _pair(value: Any) -> tuple[int, int]:
     return int(first), int(second)
 
 
-class GaudiConv2d(GaudiModule):
+class ConvAttributes:
+    """What `nn.Conv2d` tells of itself: models read it, to pad images or to build the next layer."""
+
+    geometry: ConvGeometry
+    out_features: int
+    groups = 1
+
+    @property
+    def in_channels(self) -> int:
+        return self.geometry.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.out_features
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        return self.geometry.kernel_size
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        return self.geometry.stride
+
+    @property
+    def padding(self) -> tuple[int, int] | str:
+        return self.geometry.padding
+
+    @property
+    def dilation(self) -> tuple[int, int]:
+        return self.geometry.dilation
+
+    @property
+    def padding_mode(self) -> PaddingMode:
+        return self.geometry.padding_mode
+
+
+class GaudiConv2d(ConvAttributes, GaudiModule):
     """A convolution that learns where its weight needs parameters: a drop-in for `nn.Conv2d` with one group.
 
     >>> layer = GaudiConv2d(3, 8, kernel_size=3, padding=1)
@@ -164,7 +200,7 @@ class GaudiConv2d(GaudiModule):
         return f"{super().extra_repr()}, {self.geometry}"
 
 
-class StructuredConv2d(MatrixModule):
+class StructuredConv2d(ConvAttributes, MatrixModule):
     """A convolution whose unfolded weight is any matrix format, with a fixed structure."""
 
     def __init__(self, matrix: StructuredMatrix, geometry: ConvGeometry, bias: Float[Tensor, " out"] | None = None):

@@ -21,7 +21,8 @@ MASK_THRESHOLD = 1e-3  # hardening keeps the elements whose mask is above it
 
 
 class GaudiModule(nn.Module):
-    """What all Gaudi layers share: the trainable matrix, `num_blocks` blocks of rank `block_rank`, and a bias.
+    """What all Gaudi layers share: the trainable matrix, `num_blocks` blocks of rank `block_rank`, and a bias. A higher
+    rank than the smaller axis has is lowered to that.
 
     `width_frac` and `location_frac` are (2, num_blocks), entry 0 for rows (outputs) and entry 1 for columns (inputs),
     as fractions of their axis; they stay float32 whatever the module is cast to. `u` and `v` hold the contents.
@@ -55,6 +56,7 @@ class GaudiModule(nn.Module):
         if block_rank < 1 or align < 1:
             raise ValueError(f"`block_rank` and `align` must be at least 1; got {block_rank} and {align}.")
         self.in_features, self.out_features = in_features, out_features
+        block_rank = min(block_rank, in_features, out_features)  # more would add nothing
         self.block_rank, self.align, self.rounding = block_rank, align, rounding
         if num_blocks is None:
             num_blocks = default_num_blocks(out_features, in_features, block_rank)
@@ -126,8 +128,7 @@ class GaudiModule(nn.Module):
         s = matrix.structure
         with torch.no_grad():
             self.reset_parameters()
-            std = float(matrix.u.float().std()) if matrix.u.numel() > 1 else 1.0
-            self.u.mul_(std / max(float(self.u.float().std()), 1e-12))
+            self.u.mul_(_deviation(matrix.u) / max(_deviation(self.u), 1e-12))
             self.width_frac.zero_()
             self.width_frac[1] = self.align / self.in_features
             self.width_frac[:, :given] = self._fractions(s.row_width, s.col_width)
@@ -306,6 +307,11 @@ class GaudiLinear(GaudiModule):
     def to_dense_layer(self) -> nn.Linear:
         """The same layer, as it is now, as a plain `nn.Linear`."""
         return dense_linear(self.weight, self.bias)
+
+
+def _deviation(content: Tensor) -> float:
+    """1 where there is but one number."""
+    return float(content.float().std()) if content.numel() > 1 else 1.0
 
 
 def default_num_blocks(out_features: int, in_features: int, block_rank: int) -> int:

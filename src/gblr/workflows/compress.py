@@ -16,6 +16,7 @@ from gblr.conversion.cost import cost
 from gblr.conversion.planner import as_call
 from gblr.models.load import LoadedModel
 from gblr.reports.record import save_record
+from gblr.workflows.block_ranks import with_block_rank
 from gblr.workflows.describe import describe_layers, describe_types, environment
 from gblr.workflows.settings import TITLES, Settings, claim
 from gblr.workflows.tasks import Task
@@ -37,6 +38,7 @@ def compress(
             f"--distill needs data with labels, or text for a language model of Hugging Face: training for {task.name} "
             "has a loss of its own. Leave it out."
         )
+    settings = with_block_rank(settings, loaded.model)
     claim(out, settings)
     begin = time.monotonic()
     first = () if settings.from_scratch else ("dense",)

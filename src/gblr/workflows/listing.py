@@ -3,6 +3,7 @@
 from torch import nn
 
 from gblr.conversion.convert import choose
+from gblr.workflows.block_ranks import with_block_rank
 from gblr.workflows.settings import Settings
 from gblr.workflows.variants import where_of
 
@@ -15,7 +16,9 @@ def list_layers(model: nn.Module, settings: Settings) -> str:
     groups: dict[tuple[int, ...], list[str]] = {}
     for source in sources:
         groups.setdefault(tuple(source.weight.shape), []).append(source.name)
-    lines = [f"{len(sources)} layers to convert at cost {settings.cost:g}:"]
+    rank = with_block_rank(settings, model).block_rank
+    blocks = f", in blocks of rank {rank}" if rank != 1 and settings.method == "gaudi" else ""
+    lines = [f"{len(sources)} layers to convert at cost {settings.cost:g}{blocks}:"]
     for (rows, cols), names in sorted(groups.items(), key=lambda item: -len(item[1]))[:_SHOWN]:
         span = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         lines.append(f"  {len(names):4d} of {rows} x {cols}: {span}")

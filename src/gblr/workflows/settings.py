@@ -23,8 +23,8 @@ class Settings:
     """`epochs=0` fits without training; `None` takes what suits the data. `heal` refits the layers one after the other
     on the calibration inputs. `sensitivity` measures on them what errors do to the model's outputs, and spends the cost
     where that matters. `distill` is the share of the training loss that aims at the dense model's scores and not at the
-    labels; `None` takes what suits the data. `baselines` are methods to compare with, of the same cost, calibration and
-    training.
+    labels; `None` takes what suits the data. `block_rank` is that of GBLR; `None` takes what suits the layers.
+    `baselines` are methods to compare with, of the same cost, calibration and training.
     """
 
     model: str
@@ -36,7 +36,7 @@ class Settings:
     heal: bool = False
     sensitivity: bool = False
     distill: float | None = None
-    block_rank: int = 1
+    block_rank: int | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     convolutions: bool = False

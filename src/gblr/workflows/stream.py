@@ -18,6 +18,7 @@ from gblr.data.splits import train_and_test
 from gblr.data.text import is_text, read_texts
 from gblr.models.hugging_face import describe
 from gblr.models.load import LoadedModel
+from gblr.workflows.block_ranks import with_block_rank
 from gblr.workflows.language_task import language_task
 from gblr.workflows.listing import list_layers
 from gblr.workflows.settings import Settings, claim
@@ -47,6 +48,7 @@ def stream(settings: Settings, out: Path, say: Say = print) -> Report:
     if settings.calibration:
         say(f"reading {settings.calibration} samples of {settings.data} for calibration")
         batches = calibration_batches(settings, loaded)
+    settings = with_block_rank(settings, model)
     say(list_layers(model, settings))
     if first:
         claim(out, settings)

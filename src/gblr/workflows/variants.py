@@ -168,8 +168,8 @@ def config_of(settings: Settings, method: str) -> Config:
     if kind is not GaudiConfig:
         return kind(settings.cost, allocation)
     if settings.from_scratch:
-        return GaudiConfig(1.0, block_rank=settings.block_rank, init="scratch")
-    return GaudiConfig(settings.cost, allocation, block_rank=settings.block_rank, max_growth=growth_of(settings))
+        return GaudiConfig(1.0, block_rank=settings.block_rank or 1, init="scratch")
+    return GaudiConfig(settings.cost, allocation, block_rank=settings.block_rank or 1, max_growth=growth_of(settings))
 
 
 def sigma_of(settings: Settings, config: TrainConfig, layers: list[GaudiModule]) -> SigmaSchedule:
