@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gblr.conversion.calibrate import Statistics, collect
 from gblr.conversion.filters import Filter, NameFilter, is_conv, is_linear, linear_layers, near_matches
+from gblr.conversion.left_dense import notes_on_stacks
 from gblr.conversion.replace import replace_layer
 from gblr.conversion.report import Report, Row
 from gblr.conversion.sensitivity import collect_sensitivity, row_factors
@@ -89,6 +90,7 @@ def convert_(
         raise ValueError("`sensitivity` is measured on `calibration` batches; give some.")
     sources, skipped = choose(model, where, split_fused)
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
+    notes = [*notes, *notes_on_stacks(model)]
     measured = Measured()
     if not _from_scratch(config):
         check_weights(sources)

@@ -3,6 +3,7 @@
 from torch import nn
 
 from gblr.conversion.convert import choose
+from gblr.conversion.left_dense import notes_on_stacks
 from gblr.workflows.block_ranks import with_block_rank
 from gblr.workflows.settings import Settings
 from gblr.workflows.variants import where_of
@@ -23,4 +24,4 @@ def list_layers(model: nn.Module, settings: Settings) -> str:
         span = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         lines.append(f"  {len(names):4d} of {rows} x {cols}: {span}")
     lines += [f"  {row.layer} stays dense: {row.what.removeprefix('skipped: ')}" for row in skipped[:_SHOWN]]
-    return "\n".join(lines)
+    return "\n".join(lines + [f"  {note}" for note in notes_on_stacks(model)])

@@ -1,0 +1,33 @@
+import torch
+from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from gblr.conversion.convert import convert_
+from gblr.conversion.left_dense import notes_on_stacks
+from gblr.fitting.config import LowRankConfig
+from gblr.workflows.listing import list_layers
+from gblr.workflows.settings import Settings
+
+
+def mixture() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_local_experts": 4}
+    return MixtralForCausalLM(MixtralConfig(vocab_size=50, num_attention_heads=4, num_key_value_heads=2, **sizes))
+
+
+def test_experts_that_stay_dense_are_told_with_their_share():
+    model = mixture()
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    expected = f"{experts / sum(p.numel() for p in model.parameters()):.0%}"
+    assert experts and expected in list_layers(model, Settings("model", "data"))
+    (note,) = [note for note in convert_(model, LowRankConfig(0.5)).notes if "experts" in note]
+    assert "and 3 more" in note and expected in note
+
+
+def test_convolutions_and_small_stacks_are_not_worth_a_line():
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv1d(8, 8, 3))
+    model = nn.Sequential(
+        nn.Conv1d(8, 8, 3), normed, nn.ConvTranspose1d(8, 8, 3), nn.Conv2d(3, 8, 3), nn.Linear(64, 64)
+    )
+    model.register_parameter("stack", nn.Parameter(torch.zeros(2, 2, 2)))
+    assert notes_on_stacks(model) == []
