@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from gblr.fitting import triangles as triangles_module
 from gblr.fitting.triangles import Triangles
 
 
@@ -13,9 +14,11 @@ def triangles(b: int, s: int, n: int, generator: torch.Generator) -> tuple[Trian
     return found, whole
 
 
+@pytest.mark.parametrize("strip", [96, 10_000])  # the latter as on a GPU: one strip
 @pytest.mark.parametrize("r", [1, 3])
 @pytest.mark.parametrize("n", [1, 95, 96, 97, 250])
-def test_products_are_those_of_whole_matrices(n, r, generator):
+def test_products_are_those_of_whole_matrices(n, r, strip, generator, monkeypatch):
+    monkeypatch.setattr(triangles_module, "_STRIP", strip)
     found, whole = triangles(2, 3, n, generator)
     x = torch.randn(2, r, 3, n, dtype=torch.float64, generator=generator).transpose(1, 2)  # as the search has them
     assert_close(found.times(x), x @ whole.mT)
