@@ -22,9 +22,9 @@ def test_products_are_those_of_whole_matrices(n, r, strip, generator, monkeypatc
     found, whole = triangles(2, 3, n, generator)
     x = torch.randn(2, r, 3, n, dtype=torch.float64, generator=generator).transpose(1, 2)  # as the search has them
     assert_close(found.times(x), x @ whole.mT)
-    which = torch.tensor([2, 0])
-    y = x[:, 0]
-    assert_close(found.transposed_times(y, which), y @ whole[torch.arange(2), which])
+    which, width = torch.tensor([2, 0]), torch.tensor([n, n // 2])
+    y = x[:, 0] * (torch.arange(n) < width[:, None])[:, None]
+    assert_close(found.transposed_times(y, which, width), y @ whole[torch.arange(2), which])
 
 
 def test_most_zeros_are_not_stored(generator):

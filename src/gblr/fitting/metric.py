@@ -104,13 +104,26 @@ class GramMetric:
         batch, length = torch.arange(len(which), device=which.device), explained.shape[-1]
         inside = torch.arange(length, device=which.device) < width[:, None]  # (b, in), rotated
         part = explained[batch, which] * inside[:, None]  # (b, r, in)
-        content = self.inverse.transposed_times(part, which) * inside[:, None]
+        content = self.inverse.transposed_times(part, which, width) * inside[:, None]
         return torch.zeros_like(content).scatter(2, self.rotation[which][:, None].expand_as(content), content)
 
     def restrict(self, target: Tensor, start: Tensor, size: Tensor, longest: int) -> Tensor:
+        right = self.times(target)
+        if not target.is_cuda:
+            return self._one_by_one(right, start.tolist(), size.tolist())
         part = self.part(start, size, max(1, longest))
-        right = part.take(self.times(target))
-        return part.put(torch.cholesky_solve(right.mT, part.factor).mT, target.shape[-1])
+        return part.put(torch.cholesky_solve(part.take(right).mT, part.factor).mT, target.shape[-1])
+
+    def _one_by_one(self, right: Float[Tensor, "b r in"], starts: list[int], sizes: list[int]) -> Tensor:
+        """Each matrix on an interval of its own length: filled up to the longest, most of the work would be wasted."""
+        found, length = torch.zeros_like(right), right.shape[-1]
+        for i, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            order = torch.arange(start, start + size) % length
+            inside = slice(start, start + size) if start + size <= length else order
+            system = self.gram[i, inside][:, inside]
+            factor = torch.linalg.cholesky_ex(system)[0]
+            found[i, :, inside] = torch.cholesky_solve(right[i][:, inside].mT, factor).mT
+        return found
 
     def part(self, start: Int[Tensor, "*b"], size: Int[Tensor, "*b"], longest: int) -> "Part":
         """What belongs to the given intervals, of at most `longest` columns."""

@@ -43,14 +43,18 @@ class Triangles:
         x = x.contiguous()
         return torch.cat([x[..., : rows.stop] @ strip.mT for strip, rows in self._rows()], 3)
 
-    def transposed_times(self, x: Float[Tensor, "b r n"], which: Int[Tensor, " b"]) -> Float[Tensor, "b r n"]:
-        """The transpose of one matrix of every s times its r vectors."""
+    def transposed_times(
+        self, x: Float[Tensor, "b r n"], which: Int[Tensor, " b"], width: Int[Tensor, " b"]
+    ) -> Float[Tensor, "b r n"]:
+        """The transpose of one matrix of every s times its r vectors, which are 0 from `width` on."""
         if x.is_cuda:
             return x @ self.strips[0][torch.arange(len(which), device=x.device), which]
         found = torch.zeros_like(x)
-        for i, chosen in enumerate(which.tolist()):  # one by one: taken together, they would be copied first
+        # one by one: taken together, they would be copied first
+        for i, (chosen, end) in enumerate(zip(which.tolist(), width.tolist(), strict=True)):
             for strip, rows in self._rows():
-                found[i, :, : rows.stop] += x[i, :, rows] @ strip[i, chosen]
+                if rows.start < end:
+                    found[i, :, : rows.stop] += x[i, :, rows] @ strip[i, chosen]
         return found
 
     def _rows(self) -> Iterator[tuple[Tensor, slice]]:
