@@ -13,7 +13,7 @@ INSTALL_INPUTS := pyproject.toml setup.py constraints.txt $(shell find src/gblr/
 demo: $(VENV)/.demo
 	rm -rf runs/demo
 	$(BIN)/gblr train vit:digits --data digits --epochs 40 --threads 1 --out runs/demo/dense
-	$(BIN)/gblr compress runs/demo/dense --data digits --cost 0.2 --train 40 --lr 0.001 --structure-lr 0.005 --distill 0 \
+	$(BIN)/gblr compress runs/demo/dense --data digits --cost 0.2 --train 40 --lr 0.001 \
 		--baseline low-rank --baseline monarch --threads 1 --out runs/demo/small
 	$(BIN)/gblr report runs/demo/small --out runs/demo/report.html
 

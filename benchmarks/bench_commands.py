@@ -23,7 +23,7 @@ import torch
 from gblr.workflows.describe import cpu_name
 
 RUNS = Path("runs/commands")
-DEMO = "--train 40 --lr 0.001 --structure-lr 0.005 --distill 0 --baseline low-rank --baseline monarch --threads 1"
+DEMO = "--train 40 --lr 0.001 --baseline low-rank --baseline monarch --threads 1"
 
 
 def steps(minilm: str | None, data: str | None) -> list[tuple[str, str]]:
