@@ -12,10 +12,10 @@ _WIDE, _NARROW, _RANK = 512, 128, 16
 
 
 def with_block_rank(settings: Settings, model: nn.Module) -> Settings:
-    """Rank 16 for fits of wide layers, which then take a fraction of the time: for SmolLM2-135M on two cores the bar of
-    progress foresees about 15 minutes, and 100 with rank 1. It may cost a little quality (MiniLM without training: 0.003
-    of Spearman at costs 0.5 and 0.3, docs/results/minilm-recovery.json). All layers must have room for several such
-    blocks. Convolutions lose by it, and what learns from scratch gains most with rank 1.
+    """Rank 16 for fits of wide layers, which then take a fraction of the time: for SmolLM2-135M on two cores the bar
+    of progress foresees about 15 minutes, and 100 with rank 1. It may cost a little quality (MiniLM without training:
+    0.003 of Spearman at costs 0.5 and 0.3, docs/results/minilm-recovery.json). All layers must have room for several
+    such blocks. Convolutions lose by it, and what learns from scratch gains most with rank 1.
     """
     if settings.block_rank is not None:
         return settings
