@@ -32,6 +32,12 @@ def test_wide_layers_get_thick_blocks_unless_asked_otherwise(shapes, options, ex
     assert config_of(settings, "gaudi").block_rank == expected
 
 
+def test_a_fused_projection_is_as_narrow_as_its_parts():
+    with torch.device("meta"):
+        fused = nn.ModuleDict({"qkv": nn.Linear(512, 3 * 64), "fc1": nn.Linear(512, 512)})
+    assert with_block_rank(Settings("model", "data"), fused).block_rank == 1
+
+
 def test_the_list_of_layers_tells_the_rank_that_was_chosen():
     assert "in blocks of rank 16" in list_layers(layers((512, 512)), Settings("model", "data"))
     assert "blocks" not in list_layers(layers((384, 384)), Settings("model", "data"))

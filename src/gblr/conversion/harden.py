@@ -15,7 +15,7 @@ from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.packed import PackedGBLR
 
 Plan = Literal["auto", "packed", "factors", "dense"]
-_SOFT = 1.1  # times the cost of the widths: at the last sigma of the paper's schedule edges cost less
+_SOFT = 1.1  # times the cost of the widths; edges that cost more are worth a line
 
 
 def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto", captured: bool = False) -> Report:

@@ -118,8 +118,8 @@ class GramMetric:
         """Each matrix on an interval of its own length: filled up to the longest, most of the work would be wasted."""
         found, length = torch.zeros_like(right), right.shape[-1]
         for i, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            order = torch.arange(start, start + size) % length
-            inside = slice(start, start + size) if start + size <= length else order
+            end = start + size
+            inside = slice(start, end) if end <= length else torch.arange(start, end) % length
             system = self.gram[i, inside][:, inside]
             factor = torch.linalg.cholesky_ex(system)[0]
             found[i, :, inside] = torch.cholesky_solve(right[i][:, inside].mT, factor).mT
