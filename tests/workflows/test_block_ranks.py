@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -34,7 +36,9 @@ def test_wide_layers_get_thick_blocks_unless_asked_otherwise(shapes, options, ex
 
 def test_a_fused_projection_is_as_narrow_as_its_parts():
     with torch.device("meta"):
-        fused = nn.ModuleDict({"qkv": nn.Linear(512, 3 * 64), "fc1": nn.Linear(512, 512)})
+        fused = nn.ModuleDict({"qkv": nn.Linear(512, 512 + 2 * 64), "fc1": nn.Linear(512, 512)})
+    assert with_block_rank(Settings("model", "data"), fused).block_rank == 16
+    fused.config = SimpleNamespace(num_attention_heads=8, num_key_value_heads=1)  # k and v have one head of 64 each
     assert with_block_rank(Settings("model", "data"), fused).block_rank == 1
 
 
