@@ -155,7 +155,7 @@ def _by_type(spent: Cost) -> dict[str, Any]:
 def _layer(found: Any, module: MatrixModule) -> dict[str, Any]:
     weight = module.weight.float()
     row = {"type": found.type, "shape": list(weight.shape), "relative_cost": found.relative_cost}
-    row["rank"] = int(torch.linalg.matrix_rank(weight))
+    row["rank"] = int(torch.linalg.matrix_rank(weight.cpu()))  # an SVD: minutes on a GPU that other runs fill
     if isinstance(module.matrix, PackedGBLR):
         row["live_blocks"] = module.matrix.structure.num_blocks
     return row
