@@ -293,6 +293,24 @@ def command_results(record: Record, only: str = "") -> str:
     return markdown_table(heads, rows, num_left=3)
 
 
+def streaming(record: Record) -> str:
+    """The most that each conversion took beyond the libraries; what it was allowed stands above."""
+
+    def mb(count: int) -> str:
+        return f"{count / 1e6:.0f}"
+
+    bounds = ("model_bytes", "largest_bytes", "activation_bytes", "limit_bytes")
+    heads = ["method", "calibration, windows", "most taken, MB", "within the limit"]
+    rows = [
+        [row["method"], f"{row['calibration']}", mb(row["peak_bytes"]) if row["within"] else "",
+         "yes" if row["within"] else "no, it fails"]
+        for row in record["rows"]
+    ]  # fmt: skip
+    names = ("all weights {} MB", "largest layer {}", "a block's activations {}", "limit {}")
+    told = ", ".join(name.format(mb(record[key])) for name, key in zip(names, bounds, strict=True))
+    return f"{told}.\n\n{markdown_table(heads, rows, num_left=1)}"
+
+
 def conv_layers(record: Record) -> str:
     """One line per layer and cost, one column per method: time over dense; for GBLR the form that was the fastest."""
     methods = list(dict.fromkeys(row["method"] for row in record["rows"]))
@@ -326,6 +344,7 @@ TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("commands.json", "results"): command_results,
     ("cpu.json", ""): cpu_layers,
     ("conv.json", ""): conv_layers,
+    ("streaming.json", ""): streaming,
     ("cpu.json", "floors"): all_rows(CPU_FLOORS, num_left=1),
     ("cpu.json", "models"): cpu_models,
     **VISION_TABLES,
@@ -344,6 +363,9 @@ COMMANDS = {
     "commands.json": "python benchmarks/bench_commands.py --minilm MINILM --data DATA --out docs/results/commands.json",
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
     "onnx.json": "python benchmarks/bench_onnx.py --out docs/results/onnx.json",
+    "streaming.json": (
+        "python benchmarks/bench_streaming.py --model FILE.gguf --data DIR --out docs/results/streaming.json"
+    ),
     **VISION_COMMANDS,
     **LANGUAGE_COMMANDS,
 }

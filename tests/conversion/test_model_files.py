@@ -1,6 +1,7 @@
 """Directories that cannot be streamed: each error says what is wrong and what to do, and nothing is written."""
 
 import json
+import weakref
 
 import pytest
 import torch
@@ -172,3 +173,18 @@ def test_tensors_are_written_and_read_as_safetensors_does(tmp_path, generator):
     for name, tensor in tensors.items():
         assert_close(loaded[name], tensor)
         assert_close(read_entries(tmp_path / "y.safetensors")[name].read(), tensor)
+
+
+def test_a_tensor_is_forgotten_before_the_next_one_is_loaded(tmp_path):
+    """Memory holds one of them: with two, a model with a separate head would need both of its embeddings at once."""
+    loaded: list[weakref.ref] = []
+
+    def load() -> torch.Tensor:
+        assert not any(tensor() is not None for tensor in loaded)
+        tensor = torch.zeros(4)
+        loaded.append(weakref.ref(tensor))
+        return tensor
+
+    pieces = [Piece(name, torch.float32, (4,), load) for name in "abc"]
+    write_pieces(tmp_path / "x.safetensors", pieces, lambda name, tensor: None)
+    assert len(loaded) == 3

@@ -114,3 +114,4 @@ def write_pieces(file: Path, pieces: Iterable[Piece], written: Callable[[str, Te
             stream.write(values)
             if written is not None:
                 written(piece.name, tensor)
+            del tensor, values  # before the next one is loaded: two embeddings would be twice the largest layer
