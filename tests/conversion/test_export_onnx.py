@@ -240,6 +240,37 @@ def test_layers_that_still_learn_are_refused(tmp_path):
         export_onnx(model, (torch.randn(2, 8),), tmp_path / "model.onnx")
 
 
+class Pair(nn.Module):
+    """As transformers' models: named arguments, most of them left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(9, 16), nn.Linear(16, 16)
+
+    def forward(self, ids, scale=None, mask=None, **more):
+        y = self.layer(self.table(ids))
+        y = y if scale is None else y * scale
+        return y if mask is None else y * mask[..., None]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inputs_are_named_as_a_tokenizer_names_them(dynamic, tmp_path):
+    model = hardened(Pair(), linear_layers(include=("layer",)))
+    named = {"mask": torch.rand(3, 5), "ids": torch.randint(0, 9, (3, 5))}
+    shapes = {name: {0: "batch", 1: "length"} for name in named} if dynamic else None
+    written = export(model, named, tmp_path / "model.onnx", dynamic_shapes=shapes)
+    assert written.inputs == ("ids", "mask") and written.difference is not None
+    other = {"ids": torch.randint(0, 9, (4, 7 if dynamic else 5)), "mask": torch.rand(4, 7 if dynamic else 5)}
+    with shapes_unchecked(), torch.no_grad():
+        expected = model(**other)
+    assert_same(run(tmp_path / "model.onnx", other["ids"], other["mask"]), expected)
+
+
+def test_a_single_tensor_needs_no_tuple(tmp_path):
+    model = nn.Linear(8, 8)
+    assert export(model, torch.randn(2, 8), tmp_path / "model.onnx").inputs == ("input",)
+
+
 class Strange(nn.Module):
     def forward(self, x):
         return {"y": x, "cache": object()}
@@ -248,12 +279,15 @@ class Strange(nn.Module):
 def test_wrong_arguments_are_named(tmp_path):
     path, x = tmp_path / "model.onnx", torch.randn(2, 8)
     with shapes_unchecked():
-        with pytest.raises(TypeError, match=r"must be a tuple .* got Tensor. For a single tensor write \(x,\)"):
-            export_onnx(nn.Linear(8, 8), x, path)
+        for wrong, told in (([x], "got a list"), ({}, "got an empty dict"), (None, "got a NoneType")):
+            with pytest.raises(TypeError, match=f"must be a tuple .* {told}"):
+                export_onnx(nn.Linear(8, 8), wrong, path)
         with pytest.raises(FileNotFoundError, match="does not exist"):
             export_onnx(nn.Linear(8, 8), (x,), tmp_path / "none" / "model.onnx")
         with pytest.raises(IsADirectoryError, match="got a folder"):
             export_onnx(nn.Linear(8, 8), (x,), tmp_path)
+    with raises_value_error("images", "it has input", "export a module"):
+        export_onnx(nn.Linear(8, 8), {"images": x}, path)
     with raises_value_error("`max_padding`", 0.5):
         export_onnx(nn.Linear(8, 8), (x,), path, max_padding=0.5)
     with raises_value_error("the model", "torch.bfloat16", "float32"):

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
 import tempfile
@@ -49,7 +50,7 @@ class OnnxExport:
 
 def export_onnx(
     model: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Any,
     path: str | os.PathLike[str],
     *,
     dynamic_shapes: Any = None,
@@ -59,8 +60,9 @@ def export_onnx(
 ) -> OnnxExport:
     """Writes `model`, as it is in evaluation mode, to an ONNX file that needs no custom operator.
 
-    `example_inputs` are the positional arguments of one call, as a tuple. The first axis of each tensor is dynamic;
-    `dynamic_shapes`, in the form of `torch.export`, says otherwise.
+    `example_inputs` is what one call takes: a tuple of positional arguments, a mapping of named ones, such as a
+    tokenizer returns, or a single tensor. The first axis of each tensor is dynamic; `dynamic_shapes`, in the form of
+    `torch.export`, says otherwise, by position or by name as the inputs are given.
 
     Blocks are stored in dense tiles with zeros at their rims, `max_padding` times their numbers at most: more makes
     them faster. Layers for which one dense product is expected to be faster are stored as blocks and composed when the
@@ -71,15 +73,18 @@ def export_onnx(
     """
     path = Path(path)
     _check_packages()
-    _check_arguments(model, example_inputs, path, max_padding)
-    inputs, shapes = example_inputs, dynamic_shapes
+    inputs, names = _by_position(model, example_inputs)
+    _check_arguments(model, inputs, path, max_padding)
+    shapes = dynamic_shapes
     if dynamic_shapes is None:
-        inputs, shapes = _with_dynamic_batch(example_inputs)
+        inputs, shapes = _with_dynamic_batch(inputs)
+    elif isinstance(dynamic_shapes, Mapping) and names:
+        shapes = tuple(dynamic_shapes.get(name) for name in names)
     reference = _evaluation_copy(model, lambda layer: layer)
     plain = _evaluation_copy(model, lambda layer: plain_layer(layer, max_padding, compose))
     with torch.no_grad(), _without_noise():
-        names = _output_names(reference(*inputs))
-        options: Any = {"dynamic_shapes": shapes, "output_names": names, "dynamo": True, "verbose": False}
+        outputs = _output_names(reference(*inputs))
+        options: Any = {"dynamic_shapes": shapes, "output_names": outputs, "dynamo": True, "verbose": False}
         program: Any = torch.onnx.export(plain, inputs, **options, optimize=False)
         optimize(program.model)
     check_domains(program.model)
@@ -98,12 +103,29 @@ def _check_packages() -> None:
         raise ImportError(f"`export_onnx` needs {' and '.join(missing)}: pip install 'gblr[onnx]'.")
 
 
-def _check_arguments(model: nn.Module, example_inputs: Any, path: Path, max_padding: float) -> None:
-    if not isinstance(example_inputs, tuple):
+def _by_position(model: nn.Module, example_inputs: Any) -> tuple[tuple[Any, ...], list[str]]:
+    """The arguments as a tuple, with None for those between named ones; and, of a mapping, their names."""
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), []
+    if isinstance(example_inputs, tuple):
+        return example_inputs, []
+    if not isinstance(example_inputs, Mapping) or not example_inputs:
         raise TypeError(
-            f"`example_inputs` must be a tuple of the model's arguments; got {type(example_inputs).__name__}. "
-            "For a single tensor write (x,)."
+            "`example_inputs` must be a tuple of the model's arguments, a mapping of named ones, or a tensor; got "
+            f"{'an empty' if isinstance(example_inputs, Mapping) else 'a'} {type(example_inputs).__name__}."
         )
+    parameters = inspect.signature(model.forward).parameters
+    known = [name for name, one in parameters.items() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    if strange := [name for name in example_inputs if name not in known]:
+        raise ValueError(
+            f"{', '.join(strange)}: no such argument of the model's forward that has a place of its own; it has "
+            f"{', '.join(known)}. Leave it out, or export a module whose forward takes it."
+        )
+    names = known[: 1 + max(known.index(name) for name in example_inputs)]
+    return tuple(example_inputs.get(name) for name in names), names
+
+
+def _check_arguments(model: nn.Module, example_inputs: tuple[Any, ...], path: Path, max_padding: float) -> None:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder of `path` does not exist: {path.parent}.")
     if path.is_dir():

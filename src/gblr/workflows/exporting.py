@@ -1,11 +1,9 @@
 """A run as a file for other programs."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from gblr.conversion.export_onnx import export_onnx
 from gblr.conversion.planner import as_call
@@ -19,32 +17,22 @@ FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
 def export_folder(folder: Path, format: str, out: Path | None) -> dict[str, Any]:
     loaded = open_model(str(folder))
     file = out or folder / f"model{FORMATS[format]}"
-    args, kwargs = as_call(example_of(folder, loaded))
+    example = example_of(folder, loaded)
     config: Any = getattr(loaded.model, "config", None)
     if getattr(config, "use_cache", False):
         config.use_cache = False  # a file has no place for keys and values of earlier tokens
     found: dict[str, Any] = {"file": str(file), "format": format}
     if format == "onnx":
-        written = export_onnx(loaded.model, positional(loaded.model, args, kwargs), file)
+        written = export_onnx(loaded.model, example, file)
         return found | {
             "bytes": written.num_bytes,
             "operators": written.num_operators,
             "difference": written.difference,
         }
+    args, kwargs = as_call(example)
     with torch.no_grad():
         torch.export.save(torch.export.export(loaded.model, args, kwargs), file)
     return found | {"bytes": file.stat().st_size}
-
-
-def positional(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The same call by position, with None for what lies between."""
-    if not kwargs:
-        return args
-    signature = inspect.signature(model.forward)
-    given = signature.bind_partial(*args, **kwargs).arguments
-    names = list(signature.parameters)
-    last = max(names.index(name) for name in given)
-    return tuple(given.get(name) for name in names[: last + 1])
 
 
 def example_of(folder: Path, loaded: LoadedModel) -> Any:
