@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
-from gblr.fitting.fit import few_threads, fit, fit_batch, num_ticks, prepare_gram
+from gblr.fitting.fit import fit, fit_batch, num_ticks, prepare_gram
+from gblr.fitting.threads import few_threads
 from tests.fitting.baselines import randn
 from tests.helpers import raises_value_error
 

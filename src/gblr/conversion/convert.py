@@ -19,9 +19,10 @@ from gblr.conversion.sensitivity import collect_sensitivity, row_factors
 from gblr.conversion.sources import Source, Uses, check_weights, read_source, reason_against
 from gblr.fitting.allocate import Choice, allocate
 from gblr.fitting.config import Config, GaudiConfig
-from gblr.fitting.fit import Tick, few_threads, fit_batch, num_ticks, prepare_gram, rank_choices
+from gblr.fitting.fit import fit_batch, num_ticks, prepare_gram, rank_choices
 from gblr.fitting.room import room
 from gblr.fitting.svd import squared_error, weighted_svd
+from gblr.fitting.threads import Tick, few_threads
 from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiLinear, GaudiModule
 from gblr.layers.split import SplitLinear

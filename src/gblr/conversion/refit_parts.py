@@ -22,10 +22,11 @@ from gblr.fitting.config import (
     PixelflyConfig,
 )
 from gblr.fitting.descent import refit as refit_contents
-from gblr.fitting.fit import few_threads, fit_batch, prepare_gram
+from gblr.fitting.fit import fit_batch, prepare_gram
 from gblr.fitting.gblr import refit_batch
 from gblr.fitting.metric import make_metric
 from gblr.fitting.svd import squared_error
+from gblr.fitting.threads import few_threads
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.structured import MatrixModule
 from gblr.matrices.base import StructuredMatrix

@@ -21,9 +21,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gblr.fitting.config import BlastConfig
-from gblr.fitting.fit import Tick, fit_batch, num_ticks
+from gblr.fitting.fit import fit_batch, num_ticks
 from gblr.fitting.plan import divisors, refuse, whole_mults
 from gblr.fitting.svd import balance, squared_error, weighted_svd
+from gblr.fitting.threads import Tick
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.blast import BlastMatrix
 

@@ -36,6 +36,10 @@ class Blocks:
         """One batch of matrices that have equally many blocks."""
         return cls(**{name: torch.cat([getattr(blocks, name) for blocks in single]) for name in vars(single[0])})
 
+    def __getitem__(self, some: slice) -> "Blocks":
+        """Some of the matrices."""
+        return Blocks(**{name: value[some] for name, value in vars(self).items()})
+
     @property
     def block_rank(self) -> int:
         return self.u.shape[2]

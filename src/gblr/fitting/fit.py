@@ -1,8 +1,6 @@
 """`fit`: one dense weight into the format that a config names. `fit_batch` has a method for each config type."""
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -10,9 +8,8 @@ from torch import Tensor
 
 from gblr.fitting.allocate import Choice
 from gblr.fitting.config import Config
+from gblr.fitting.threads import Tick, few_threads
 from gblr.matrices.base import StructuredMatrix
-
-Tick = Callable[[], None]  # called after each of `num_ticks` parts of the work, for a progress bar
 
 
 @functools.singledispatch
@@ -78,25 +75,6 @@ def check_weight(weight: Tensor, gram: Tensor | None) -> None:
         raise ValueError(f"`gram` must be in_features x in_features = {expected}; got {tuple(gram.shape)}.")
     if gram is not None and not bool(gram.isfinite().all()):
         raise ValueError("`gram` must be finite; it holds NaN or infinity.")
-
-
-_SMALL = 1 << 20  # numbers in a batch of weights
-
-
-@contextmanager
-def few_threads(weight: Tensor) -> Iterator[None]:
-    """One CPU thread for small weights: a fit is thousands of small steps, and waking other threads costs more than
-    each.
-    """
-    threads = torch.get_num_threads()
-    small = weight.device.type == "cpu" and weight.numel() < _SMALL and threads > 1
-    if small:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if small:
-            torch.set_num_threads(threads)
 
 
 _DAMPING = 1e-2  # of the mean diagonal: the calibration sample is finite, and a Gram matrix must be invertible

@@ -9,7 +9,7 @@ from gblr.fitting.blocks import Blocks
 from gblr.fitting.config import GaudiConfig
 from gblr.fitting.correlation import correlation_start
 from gblr.fitting.descent import descend, refit
-from gblr.fitting.fit import Tick, fit_batch, num_ticks, rank_choices
+from gblr.fitting.fit import fit_batch, num_ticks, rank_choices
 from gblr.fitting.gauge import (
     Sides,
     even_block,
@@ -22,6 +22,7 @@ from gblr.fitting.gradient import refine_by_gradient
 from gblr.fitting.metric import Metric, make_metric
 from gblr.fitting.spend import element_worth, trim
 from gblr.fitting.svd import balance, squared_error, weighted_svd
+from gblr.fitting.threads import Tick, shared_out
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.gblr import GBLRMatrix
 
@@ -95,6 +96,25 @@ def _fit(
     start: Blocks | None,
     steps: int,
     tick: Tick = lambda: None,
+) -> list[GBLRMatrix]:
+    def fit_share(share: slice, tick: Tick) -> list[GBLRMatrix]:
+        grams = None if gram is None else gram[share]
+        starts = None if start is None else start[share]
+        return _fit_together(config, weight[share], grams, budget[share], starts, steps, tick)
+
+    if config.refine == "gradient":
+        return fit_share(slice(None), tick)  # its noise is drawn for all at once
+    return shared_out(fit_share, weight, tick)
+
+
+def _fit_together(
+    config: GaudiConfig,
+    weight: Float[Tensor, "b out in"],
+    gram: Float[Tensor, "b in in"] | None,
+    budget: Float[Tensor, " b"],
+    start: Blocks | None,
+    steps: int,
+    tick: Tick,
 ) -> list[GBLRMatrix]:
     u, s, v = weighted_svd(weight, gram)
     metric = make_metric(gram, config.align)

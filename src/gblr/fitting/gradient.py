@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.descent import refit
-from gblr.fitting.fit import Tick
 from gblr.fitting.metric import Metric
 from gblr.fitting.spend import element_worth, trim, widen
+from gblr.fitting.threads import Tick
 from gblr.ops.masked_content import masked_content
 from gblr.ops.masks import round_ste
 from gblr.ops.prox import soft_shrink

@@ -4,9 +4,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gblr.fitting.config import LowRankConfig
-from gblr.fitting.fit import Tick, fit_batch
+from gblr.fitting.fit import fit_batch
 from gblr.fitting.plan import refuse, whole_mults
 from gblr.fitting.svd import balance, weighted_svd
+from gblr.fitting.threads import Tick
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.low_rank import LowRankMatrix
 

@@ -15,9 +15,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gblr.fitting.config import MonarchConfig
-from gblr.fitting.fit import Tick, fit_batch, num_ticks
+from gblr.fitting.fit import fit_batch, num_ticks
 from gblr.fitting.plan import divisors, groups, refuse, whole_mults
 from gblr.fitting.svd import balance, weighted_svd
+from gblr.fitting.threads import Tick
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.monarch import MonarchMatrix
 

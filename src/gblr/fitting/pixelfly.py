@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gblr.fitting.config import PixelflyConfig
-from gblr.fitting.fit import Tick, fit_batch, num_ticks
+from gblr.fitting.fit import fit_batch, num_ticks
 from gblr.fitting.plan import divisors, groups, refuse, whole_mults
 from gblr.fitting.svd import balance, weighted_svd
+from gblr.fitting.threads import Tick
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.pixelfly import PixelflyMatrix, butterfly_support
 
