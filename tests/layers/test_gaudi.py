@@ -424,3 +424,46 @@ def test_sizes_that_make_no_layer_are_refused():
         GaudiLinear(4, 4, block_rank=0)
     with raises_value_error("`relative_cost`", 0):
         GaudiLinear(4, 4, relative_cost=0)
+
+
+def test_to_empty_and_reset_parameters_leave_nothing_unfilled(generator):
+    """torch's way to fill a model from the meta device: what is not reset would be whatever was in memory."""
+    with torch.device("meta"):
+        layer = GaudiLinear(16, 24)
+    layer.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            tensor.fill_(torch.nan)
+    layer.reset_parameters(relative_cost=0.5, generator=generator)
+    assert all(bool(tensor.isfinite().all()) for tensor in layer.parameters())
+    assert float(layer.sigma) == math.inf
+    other = GaudiLinear(16, 24)
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 16, generator=generator)
+    assert torch.equal(layer(x), other(x))
+
+
+def test_a_cast_casts_the_gradients_of_structure_back_too(generator):
+    layer = GaudiLinear(8, 8)
+    layer(torch.randn(3, 8, generator=generator)).square().sum().backward()
+    before = layer.width_frac.grad.clone()
+    layer.bfloat16()
+    assert layer.u.grad.dtype == torch.bfloat16 and layer.width_frac.grad.dtype == torch.float32
+    assert (layer.width_frac.grad - before).norm() <= 0.01 * before.norm()
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+
+
+def test_second_derivatives_by_parameters_are_refused_and_by_inputs_there(generator):
+    """torch would take those by parameters for zero."""
+    layer, x = GaudiLinear(8, 8), torch.randn(3, 8, generator=generator, requires_grad=True)
+    layer.set_sigma(2.0)
+    (grad,) = torch.autograd.grad(layer(x).square().sum(), layer.u, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        grad.square().sum().backward()
+    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    (found,) = torch.autograd.grad(grad.square().sum(), layer.u)
+    weight = layer.weight.detach()
+    expected = weight.clone().requires_grad_()
+    (2 * x.detach() @ expected.T @ expected + 2 * layer.bias.detach() @ expected).square().sum().backward()
+    (through,) = torch.autograd.grad(layer.weight, layer.u, expected.grad)
+    assert (found - through).norm() <= 1e-4 * through.norm()

@@ -132,6 +132,33 @@ def test_changed_contents_change_the_outputs(form, change, training, generator):
 
 
 @each_form
+def test_a_fused_step_after_a_look_without_gradients_is_noticed(form, generator):
+    """The look makes what belongs to the contents before the step, and the step leaves no trace on them."""
+    layer, x = packed_linear(form).eval(), inputs(3, generator=generator)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
+    layer(x).square().sum().backward()
+    with torch.no_grad():
+        before = layer(x)
+    optimizer.step()
+    with torch.no_grad():
+        assert (layer(x) - before).norm() > 0.01 * before.norm()
+    assert_up_to_date(layer, x)
+
+
+@each_form
+def test_a_mode_that_was_put_back_by_hand_ends_with_evaluation_too(form, generator):
+    """As after an evaluation in between: a compiled model is told of changes by the switch to evaluation alone."""
+    layer, x = packed_linear(form), inputs(3, generator=generator)
+    layer.eval()
+    layer.training = True
+    derived = [layer.__dict__[name].clone() for name in ("_derived_0",)]
+    step(layer, torch.optim.AdamW, fused=True)
+    layer.eval()
+    assert not torch.equal(layer.__dict__["_derived_0"], derived[0])
+    assert_up_to_date(layer, x)
+
+
+@each_form
 def test_changes_while_gradients_are_on_are_noticed_too(form, generator):
     layer, x = packed_linear(form), inputs(3, generator=generator)
     layer(x)

@@ -1,11 +1,15 @@
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gblr.layers.structured import StructuredLinear
 from gblr.matrices.monarch import MonarchMatrix, monarch_permutation
 from tests.helpers import raises_value_error
 from tests.matrices.plain import randn
+from tests.shape_hook import shapes_unchecked
 
 
 @given(num_blocks=st.integers(1, 7), inner_block=st.integers(1, 20))
@@ -46,3 +50,13 @@ def test_factors_that_do_not_agree_are_refused():
         MonarchMatrix(torch.ones(2, 3, 4), torch.ones(3, 4, 3))
     with raises_value_error("`left`", (3, 4)):
         MonarchMatrix(torch.ones(3, 4), torch.ones(3, 4, 3))
+
+
+def test_a_layer_can_be_traced(generator):
+    """torch.jit.trace hands sizes over as tensors."""
+    matrix = MonarchMatrix(randn(3, 5, 4, generator=generator), randn(3, 4, 6, generator=generator))
+    x = randn(2, matrix.shape[1], generator=generator)
+    with shapes_unchecked(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(StructuredLinear(matrix), x)
+        assert torch.allclose(traced(x), matrix.matmul(x), atol=1e-5)

@@ -16,13 +16,21 @@ def fractions(generator, num=300):
     width, location = (1.2 * torch.rand(2, num, generator=generator) - 0.1 for _ in range(2))
     width[:, :5] = torch.tensor([0.0, 1.0, -0.5, 1.5, 0.5])
     width[:, 5:40] = torch.arange(35) / 16  # halves on an axis of 8
-    location[:, :4] = torch.tensor([0.0, 1.0, 0.999, -0.25])
+    location[:, :6] = torch.tensor([0.0, 1.0, 0.999, -0.25, 1.75, 3.3])
     return width, location
 
 
 def straight_through(width, location, axes, align):
     widths = [round_ste(width[i].clamp(0, 1) * n, align, n) for i, n in enumerate(axes)]
-    return (*widths, *(round_ste(location[i] * n, align, n) for i, n in enumerate(axes)))
+    around = location - location.detach().floor()
+    return (*widths, *(round_ste(around[i] * n, align, n) for i, n in enumerate(axes)))
+
+
+def test_locations_beyond_the_axis_go_around_it():
+    """Optimizers leave them there where no learner puts them back; cut off, they would all be at the axis' end."""
+    location = torch.tensor([[0.25, 1.25, -0.75, 7.25], [0.5, 1.5, 2.5, -0.5]])
+    found = elements(torch.ones(2, 4), location, (8, 12), 1)
+    assert found[2].tolist() == [2, 2, 2, 2] and found[3].tolist() == [6, 6, 6, 6]
 
 
 @pytest.mark.parametrize(("axes", "align"), AXES)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gblr.conversion.sources import Source
 from gblr.layers.conv import ConvGeometry
+from gblr.layers.modes import modes_of, restore_modes
 from gblr.progress import progress
 
 
@@ -41,13 +42,12 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
             statistics[source.name].positions += x.shape[0]
 
         handles.append(source.module.register_forward_pre_hook(hook, with_kwargs=True))
-    was_training = [(module, module.training) for module in model.modules()]
+    modes = modes_of(model)
     model.eval()
     try:
         _run(model, batches, padding)
     finally:
-        for module, training in was_training:  # each its own: parts of a model may be frozen in eval mode
-            module.training = training
+        restore_modes(modes)
         for handle in handles:
             handle.remove()
     unused = [name for name, found in statistics.items() if found.positions == 0]

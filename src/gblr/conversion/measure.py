@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gblr.layers.modes import modes_of, restore_modes
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -79,7 +81,7 @@ def _plain(inputs: Any) -> Any:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; training modes, random numbers and torch's fast paths are put back after."""
-    training = {module: module.training for module in model.modules()}
+    modes = modes_of(model)
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
@@ -89,8 +91,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
-        for module, mode in training.items():
-            module.training = mode
+        restore_modes(modes)
 
 
 class ProductCounter(TorchDispatchMode):

@@ -73,21 +73,33 @@ class GaudiModule(nn.Module):
         self.register_buffer("_col_table", tables[1], persistent=False)
         if self.u.device.type != "meta":
             self.sigma.fill_(math.inf)
-            self.reset_parameters(relative_cost, generator)
+            self._start(relative_cost, generator)
 
     def add_bias(self, bias: bool, generator: torch.Generator | None) -> None:
         self.register_parameter("bias", None)
         if bias:
             self.bias = nn.Parameter(torch.empty(self.out_features, device=self.u.device, dtype=self.u.dtype))
             if not self.bias.is_meta:
-                bound = 1 / math.sqrt(self.in_features)
-                nn.init.uniform_(self.bias, -bound, bound, generator=generator)
+                self._reset_bias(generator)
+
+    def _reset_bias(self, generator: torch.Generator | None) -> None:
+        assert self.bias is not None
+        bound = 1 / math.sqrt(self.in_features)
+        nn.init.uniform_(self.bias, -bound, bound, generator=generator)
 
     def reset_parameters(self, relative_cost: float = 1.0, generator: torch.Generator | None = None) -> None:
         """Scratch start: half of the cost in full blocks, the rest in short ones of equal width; costs `relative_cost`.
 
-        Contents are scaled so that outputs have the variance that `nn.Linear` gives them, at any widths.
+        Contents are scaled so that outputs have the variance that `nn.Linear` gives them, at any widths. All that the
+        layer has is filled, sigma (infinite) and bias too, as after `to_empty`.
         """
+        self._start(relative_cost, generator)
+        self.set_sigma(math.inf)
+        if getattr(self, "bias", None) is not None:
+            self._reset_bias(generator)
+
+    def _start(self, relative_cost: float = 1.0, generator: torch.Generator | None = None) -> None:
+        """Widths, locations and contents alone."""
         with torch.no_grad():
             align = self.align if self.rounding else 0
             width = scratch_widths(self._axes, self.num_blocks, self.block_rank, relative_cost, align)
@@ -102,7 +114,7 @@ class GaudiModule(nn.Module):
 
     @torch.no_grad()
     def take_variance(self, weight: Float[Tensor, "out in"]) -> None:
-        """After `reset_parameters`: outputs with the variance that `weight` gives them. Models choose it layer by
+        """After a scratch start: outputs with the variance that `weight` gives them. Models choose it layer by
         layer, GPT-2 a far smaller one than `nn.Linear` where residual branches end. Weights that are not there, zeros
         or NaN say nothing.
         """
@@ -127,7 +139,7 @@ class GaudiModule(nn.Module):
             raise ValueError(f"the layer has {self.num_blocks} blocks; the matrix needs {given}. Raise `num_blocks`.")
         s = matrix.structure
         with torch.no_grad():
-            self.reset_parameters()
+            self._start()
             self.u.mul_(_deviation(matrix.u) / max(_deviation(self.u), 1e-12))
             self.width_frac.zero_()
             self.width_frac[1] = self.align / self.in_features
@@ -243,7 +255,10 @@ class GaudiModule(nn.Module):
         for name, before in kept.items():
             after = getattr(self, name)
             if after.dtype != before.dtype:
+                grad = None if after.grad is None else after.grad.to(before.dtype)
+                after.grad = None
                 after.data = before.to(after.device)
+                after.grad = grad
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:

@@ -148,6 +148,7 @@ class PreparedModule(nn.Module):
 
     def _forget_at_backward(self, tensors: tuple[Tensor, ...]) -> None:
         """Gradients announce changes, and fused optimizers make them without a trace."""
+        forms.watch_optimizers()
 
         def forget(_: Tensor) -> None:
             if self._stamp is not None:
@@ -156,7 +157,7 @@ class PreparedModule(nn.Module):
         next(t for t in tensors if t.requires_grad).register_hook(forget)
 
     def train(self, mode: bool = True) -> Self:
-        ended = self._in_training and not mode
+        ended = (self._in_training or self.training) and not mode  # `training` may have been set without a call of this
         super().train(mode)
         self._in_training = mode
         if ended and self.is_packed and (self.u.requires_grad or self.v.requires_grad):

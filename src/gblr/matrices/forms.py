@@ -8,6 +8,7 @@
 A form's tensors are derived from the cropped contents once; a `Stamp` tells whether they still fit.
 """
 
+import functools
 import math
 from typing import Literal, NamedTuple, get_args
 
@@ -15,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gblr.matrices.packed import PackedGBLR
 from gblr.ops import block_matmul as blocks
@@ -182,7 +184,17 @@ class Stamp:
 _PLAIN = (Tensor, nn.Parameter)
 
 
+_num_steps = [0]  # of all optimizers, since `watch_optimizers`
+
+
+@functools.cache
+def watch_optimizers() -> None:
+    """Fused optimizers change parameters without a trace: from now on every step makes stamps of trainable ones old."""
+    register_optimizer_step_post_hook(lambda *_: _num_steps.__setitem__(0, _num_steps[0] + 1))
+
+
 def _marks(u: Tensor, v: Tensor) -> tuple[int, ...]:
     if u.is_inference() or v.is_inference():  # asked, since the error that they would raise takes 50 us
         return u.data_ptr(), v.data_ptr()
-    return u.data_ptr(), v.data_ptr(), u._version, v._version
+    steps = _num_steps[0] if u.requires_grad or v.requires_grad else 0
+    return u.data_ptr(), v.data_ptr(), u._version, v._version, steps

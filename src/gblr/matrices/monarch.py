@@ -83,6 +83,7 @@ def monarch_permutation(num_blocks: int, inner_block: int, device: torch.device 
     spread over the blocks in a circle. As that is symmetric in i and j, the permutation is its own inverse. Made on the
     device, by operations that a compiled graph may hold: nothing is copied from the host.
     """
+    num_blocks, inner_block = int(num_blocks), int(inner_block)  # torch.jit.trace has tensors for sizes
     place = torch.arange(num_blocks * inner_block, device=device)
     share, extra = divmod(inner_block, num_blocks)
     if not extra:

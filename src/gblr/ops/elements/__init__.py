@@ -12,7 +12,8 @@ def elements(
     width: Float[Tensor, "2 k"], location: Float[Tensor, "2 k"], axes: tuple[int, int], align: int
 ) -> tuple[Float[Tensor, " k"], ...]:
     """(row_width, col_width, row_location, col_location) of blocks whose sides are fractions of `axes`: whole numbers,
-    multiples of `align` (`round_ste`), widths cut to their axis. Gradients pass straight through.
+    multiples of `align` (`round_ste`), widths cut to their axis, locations taken around it. Gradients pass straight
+    through.
 
     As one operator: operation by operation it would be some 26 kernels for a few numbers, in every layer of every
     step. Compilers fuse those by themselves, and get them.
@@ -23,5 +24,6 @@ def elements(
     """
     if torch.compiler.is_compiling():
         widths = (round_ste(width[i].clamp(0, 1) * n, align, n) for i, n in enumerate(axes))
-        return (*widths, *(round_ste(location[i] * n, align, n) for i, n in enumerate(axes)))
+        around = location - location.detach().floor()
+        return (*widths, *(round_ste(around[i] * n, align, n) for i, n in enumerate(axes)))
     return torch.ops.gblr.elements(width, location, *axes, align).unbind(-2)

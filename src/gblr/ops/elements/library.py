@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gblr.ops.backend import triton_module
 from gblr.ops.elements import reference
+from gblr.ops.second_order import refuse_second
 
 _LIBRARY = torch.library.Library("gblr", "FRAGMENT")
 _LIBRARY.define("elements(Tensor width, Tensor location, int rows, int cols, int align) -> Tensor")
@@ -59,4 +60,5 @@ _LIBRARY.impl("elements_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("gblr::elements", _fake_forward, lib=_LIBRARY)
 torch.library.register_fake("gblr::elements_backward", _fake_backward, lib=_LIBRARY)
 torch.library.register_autograd("gblr::elements", _gradients, setup_context=_keep_width, lib=_LIBRARY)
+torch.library.register_autograd("gblr::elements_backward", refuse_second, lib=_LIBRARY)
 torch.library.register_vmap("gblr::elements", _batched, lib=_LIBRARY)

@@ -10,7 +10,8 @@ def forward(width: Tensor, location: Tensor, rows: int, cols: int, align: int) -
     """(*, 4, blocks): row and column widths, row and column locations."""
     sides = [(i, n) for i, n in enumerate((rows, cols))]
     widths = [nearest_multiple(width[..., i, :].clamp(0, 1) * n, align, n) for i, n in sides]
-    return torch.stack(widths + [nearest_multiple(location[..., i, :] * n, align, n) for i, n in sides], -2)
+    around = location - location.floor()  # the axis is a circle
+    return torch.stack(widths + [nearest_multiple(around[..., i, :] * n, align, n) for i, n in sides], -2)
 
 
 def backward(grad: Tensor, width: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor]:

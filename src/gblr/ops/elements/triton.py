@@ -26,7 +26,8 @@ def _elements_fwd_kernel(width_ptr, location_ptr, out_ptr, blocks, rows, cols, a
     align += 0 * length  # a number of the kernel's: Triton hands an argument of 1 over as a constant
     at = side * blocks + k
     width = tl.minimum(tl.maximum(tl.load(width_ptr + at, inside), 0.0), 1.0) * length
-    location = tl.load(location_ptr + at, inside) * length
+    location = tl.load(location_ptr + at, inside)
+    location = (location - tl.floor(location)) * length  # the axis is a circle
     tl.store(out_ptr + at, _nearest_multiple(width, align, length), inside)
     tl.store(out_ptr + 2 * blocks + at, _nearest_multiple(location, align, length), inside)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gblr.ops.backend import triton_module
 from gblr.ops.masked_content import cpu, reference
+from gblr.ops.second_order import refuse_second
 
 _LIBRARY = torch.library.Library("gblr", "FRAGMENT")
 _LIBRARY.define(
@@ -144,4 +145,5 @@ _LIBRARY.impl("masked_content_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("gblr::masked_content", _fake_forward, lib=_LIBRARY)
 torch.library.register_fake("gblr::masked_content_backward", _fake_backward, lib=_LIBRARY)
 torch.library.register_autograd("gblr::masked_content", _gradients, setup_context=_keep_inputs, lib=_LIBRARY)
+torch.library.register_autograd("gblr::masked_content_backward", refuse_second, lib=_LIBRARY)
 torch.library.register_vmap("gblr::masked_content", _batched, lib=_LIBRARY)
