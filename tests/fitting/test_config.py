@@ -1,10 +1,12 @@
 import dataclasses
 import math
 
+import numpy
 import pytest
 
 from gblr.fitting.config import BlastConfig, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
 from tests.helpers import raises_value_error
+from tests.shape_hook import shapes_unchecked
 
 EVERY = [GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig, BlastConfig]
 
@@ -40,3 +42,18 @@ def test_gaudi_choices_are_listed_when_one_is_wrong():
 def test_gaudi_sizes_below_1_are_refused(name):
     with raises_value_error(f"`{name}`", 0):
         GaudiConfig(0.5, **{name: 0})
+
+
+@pytest.mark.parametrize("config", EVERY)
+@pytest.mark.parametrize("cost", ["0.3", None, [0.3]])
+def test_costs_that_are_no_numbers_are_told(config, cost):
+    with shapes_unchecked(), pytest.raises(TypeError, match="`relative_cost` must be a number"):
+        config(cost)
+
+
+@pytest.mark.parametrize("name", ["block_rank", "align"])
+def test_ranks_are_whole_numbers(name):
+    with shapes_unchecked():
+        with pytest.raises(TypeError, match=f"`{name}` must be a whole number; got 1.5"):
+            GaudiConfig(0.5, **{name: 1.5})
+        assert getattr(GaudiConfig(0.5, **{name: numpy.int64(4)}), name) == 4

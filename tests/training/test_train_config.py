@@ -36,6 +36,20 @@ def test_settings_that_make_no_sense_are_refused(options, words):
         TrainConfig(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": "3"}, "`epochs` must be a number; got '3'"),
+        ({"lr": "1e-3"}, "`lr` must be a number"),
+        ({"batch_size": 1.5}, "`batch_size` must be a whole number"),
+        ({"budget": 0.3}, "`budget` must be a gblr.Budget"),
+    ],
+)
+def test_what_is_no_number_or_budget_is_told(options, words):
+    with shapes_unchecked(), pytest.raises(TypeError, match=words):
+        TrainConfig(**options)
+
+
 def test_differences_name_the_fields_and_leave_out_what_changes_nothing():
     config = TrainConfig(lr=0.1, budget=Budget(relative_cost=0.3), num_workers=2, parallel="fsdp")
     stored = TrainConfig(lr=0.2, budget=Budget(relative_cost=0.4)).to_plain()

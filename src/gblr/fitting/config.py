@@ -1,5 +1,6 @@
 """What a dense weight becomes. A config says what; `gblr.fit` and `gblr.convert_` do it."""
 
+import numbers
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,6 +25,7 @@ class Config:
         return self
 
     def __post_init__(self) -> None:
+        check_number(relative_cost=self.relative_cost)
         if not 0 < self.relative_cost <= 1:
             raise ValueError(
                 f"`relative_cost` must lie in (0, 1], a fraction of the dense multiplications; got "
@@ -143,9 +145,7 @@ class GaudiConfig(Config):
         check_choice("refine", self.refine, Refinement)
         if not self.max_growth >= 1:
             raise ValueError(f"`max_growth` must be at least 1, which is no growth; got {self.max_growth}.")
-        for name in ("block_rank", "align"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1; got {getattr(self, name)}.")
+        check_at_least(1, block_rank=self.block_rank, align=self.align)
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
@@ -154,7 +154,16 @@ def check_choice(name: str, value: object, choices: object) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; got {value!r}.")
 
 
+def check_number(**values: object) -> None:
+    """Real ones; what a configuration file has as text must be turned into them."""
+    for name, value in values.items():
+        if not isinstance(value, numbers.Real):
+            raise TypeError(f"`{name}` must be a number; got {value!r}.")
+
+
 def check_at_least(least: int, **values: int) -> None:
     for name, value in values.items():
+        if not isinstance(value, numbers.Integral):
+            raise TypeError(f"`{name}` must be a whole number; got {value!r}.")
         if value < least:
             raise ValueError(f"`{name}` must be at least {least}; got {value}.")

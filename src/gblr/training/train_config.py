@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from gblr.fitting.config import check_at_least, check_choice
+from gblr.fitting.config import check_at_least, check_choice, check_number
 from gblr.training.budget import Budget
 from gblr.training.rates import RateShape
 from gblr.training.schedules import SigmaSchedule, check_shares
@@ -108,6 +108,8 @@ class TrainConfig:
             raise ValueError(f"`ema` is a decay in (0, 1), such as 0.999, or None for off; got {self.ema}.")
         if self.cuda_graphs and (self.accumulate > 1 or self.mixup or self.cutmix):
             raise ValueError("`cuda_graphs` captures one step as it is: leave out `accumulate`, `mixup` and `cutmix`.")
+        if self.budget is not None and not isinstance(self.budget, Budget):
+            raise TypeError(f"`budget` must be a gblr.Budget, such as Budget(relative_cost=0.3); got {self.budget!r}.")
         if self.sigma is not None and self.budget is None:
             raise ValueError("`sigma` is the schedule of a learned structure: give a `budget` too.")
 
@@ -127,12 +129,14 @@ class TrainConfig:
 
 
 def _check_positive(**values: float) -> None:
+    check_number(**values)
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"`{name}` must be above 0; got {value}.")
 
 
 def _check_not_negative(**values: float) -> None:
+    check_number(**values)
     for name, value in values.items():
         if not value >= 0:
             raise ValueError(f"`{name}` must be 0 or above; got {value}.")
