@@ -164,3 +164,9 @@ def test_calibrated_convolutions(generator):
         convert_(model, LowRankConfig(0.5), where=conv_layers(), calibration=calibration)
         errors.append(float((model(smooth) - expected).norm().detach()))
     assert errors[1] < 0.7 * errors[0]
+
+
+def test_inputs_that_are_no_numbers_are_told_with_the_layer():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="inputs of '0' are NaN or infinite"):
+        convert_(model, LowRankConfig(0.9), calibration=[torch.ones(2, 4), torch.full((2, 4), torch.nan)])

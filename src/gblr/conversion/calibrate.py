@@ -53,6 +53,9 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
     unused = [name for name, found in statistics.items() if found.positions == 0]
     if len(unused) == len(statistics):
         raise ValueError("`calibration` reached none of the layers to convert: is it empty, or does it skip them?")
+    for name, found in statistics.items():
+        if not bool(found.gram.isfinite().all()):
+            raise ValueError(f"the inputs of {name!r} are NaN or infinite for some of the `calibration` batches.")
     return statistics
 
 
