@@ -113,7 +113,7 @@ def test_a_refit_runs_every_block_a_few_times_whatever_the_depth():
         block.register_forward_pre_hook(lambda *_, number=number: calls.__setitem__(number, calls[number] + 1))
     refit_layers_(model, teacher, batches)
     sets = 4  # of layers with the same input: q k v, o, gate up, down
-    assert max(calls) <= len(batches) * (sets + 2) + 1  # recorded, looked at, passed; and the first look at the model
+    assert max(calls) <= len(batches) * (sets + 2) + 2  # recorded, looked at, passed; and two first looks
 
 
 @pytest.mark.parametrize("model", [Chain(skips=True), Chain(), nn.Sequential(nn.Linear(16, 16))])

@@ -119,6 +119,15 @@ def test_load_fills_a_converted_model_in_place_so_that_optimizers_keep_their_par
     assert bits(target) == bits(model) and [id(p) for p in target.parameters()] == parameters
 
 
+def test_a_frozen_model_stays_frozen_where_layers_are_replaced(tmp_path):
+    save_pretrained(converted_small(), tmp_path)
+    model = small().requires_grad_(False)
+    model[0].bias.requires_grad_()
+    load_(model, tmp_path)
+    assert isinstance(model[0], StructuredLinear)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["0.bias"]
+
+
 def test_load_fills_a_model_on_the_meta_device(tmp_path):
     model = converted_small()
     save_pretrained(model, tmp_path)

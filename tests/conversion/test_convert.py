@@ -1,4 +1,5 @@
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -228,6 +229,22 @@ def test_training_mode_and_frozen_weights_carry_over(config):
     assert not any(p.requires_grad for p in model[0].parameters())
     assert all(p.requires_grad for p in model[4].parameters())
     assert (model[0].training, model[2].training, model[4].training) == (True, False, True)
+
+
+@pytest.mark.parametrize("config", [GAUDI, LowRankConfig(0.5)], ids=["gaudi", "low_rank"])
+def test_a_frozen_weight_may_have_a_bias_that_trains_and_the_reverse(config):
+    model = random_mlp()
+    model[0].weight.requires_grad_(False)
+    model[2].bias.requires_grad_(False)
+    convert_(model, config)
+    assert [name for name, p in model[0].named_parameters() if p.requires_grad] == ["bias"]
+    assert [name for name, p in model[2].named_parameters() if not p.requires_grad] == ["bias"]
+    model = nn.Sequential(OrderedDict(qkv=nn.Linear(16, 48)))
+    model.qkv.weight.requires_grad_(False)
+    convert_(model, config)
+    assert {name for name, p in model.qkv.named_parameters() if p.requires_grad} == {
+        f"parts.{i}.bias" for i in range(3)
+    }
 
 
 def test_layers_without_bias_stay_without():

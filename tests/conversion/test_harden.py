@@ -95,6 +95,43 @@ def test_mode_and_frozen_weights_carry_over():
     assert [model[i].training for i in (0, 2, 4)] == [True, False, True]
 
 
+def test_what_is_frozen_of_a_layer_stays_frozen():
+    model = converted_mlp()
+    model[0].requires_grad_(False).bias.requires_grad_()
+    model[2].bias.requires_grad_(False)
+    for parameter in model[4].content_parameters():
+        parameter.requires_grad_(False)  # its structure is not
+    harden_(model)
+    found = [[p.requires_grad for p in (model[i].u, model[i].v, model[i].bias)] for i in (0, 2, 4)]
+    assert found == [[False, False, True], [True, True, False], [False, False, True]]
+    densify_(model)
+    found = [[p.requires_grad for p in (model[i].weight, model[i].bias)] for i in (0, 2, 4)]
+    assert found == [[False, True], [True, False], [False, True]]
+
+
+@pytest.mark.parametrize("act", [harden_, densify_])
+def test_shared_layers_stay_shared(act, generator):
+    layer, split = random_gaudi(16, 16, sigma=math.inf), SplitLinear([random_gaudi(16, 16, sigma=math.inf)])
+    block = nn.Sequential(layer)
+    model = nn.Sequential(block, nn.ReLU(), layer, block, split, split)
+    x = torch.randn(5, 16, generator=generator)
+    expected = model(x)
+    report = act(model)
+    assert len(report) == 2 and not any(isinstance(module, GaudiModule) for module in model.modules())
+    assert model[0] is model[3] and model[0][0] is model[2] and model[4] is model[5]
+    assert_same(model(x), expected, 1e-5)
+
+
+def test_a_bare_layer_is_refused_with_a_way_out():
+    with raises_value_error("itself the layer", "nn.Sequential"):
+        harden_(random_gaudi(16, 16))
+    with raises_value_error("itself the layer", "nn.Sequential", "to_dense_layer()"):
+        densify_(random_gaudi(16, 16))
+    layer = StructuredLinear(PackedGBLR.from_gblr(three_blocks()))
+    harden_(layer, plan="factors")  # nothing to replace
+    assert layer.form == "factors"
+
+
 def test_other_formats_are_left_alone():
     model = random_mlp()
     convert_(model, LowRankConfig(0.5), where=lambda m, n: n == "0")

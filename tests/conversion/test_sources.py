@@ -1,7 +1,8 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
+from transformers import FalconConfig, FalconModel
 from transformers.pytorch_utils import Conv1D
 
 from gblr.conversion.convert import convert_
@@ -72,6 +73,84 @@ def test_parametrized_weights_stay():
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(16, 16)), nn.Linear(16, 16))
     report = convert_(model, LowRankConfig(0.6))
     assert list(report) == ["1"] and "parametriz" in report.skipped["0"]
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Named16(nn.Linear):
+    """Nothing but another name, and another way to be built."""
+
+    def __init__(self):
+        super().__init__(16, 16)
+
+
+class Shifted(nn.Conv2d):
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x, weight, bias) + 1
+
+
+def test_layers_with_a_forward_of_their_own_stay(generator):
+    model, x = nn.Sequential(Scaled(16, 16), Named16()), torch.randn(3, 16, generator=generator)
+    expected = model[0](x)
+    report = convert_(model, LowRankConfig(0.6))
+    assert list(report) == ["1"] and "Scaled computes something of its own" in report.skipped["0"]
+    assert torch.equal(model[0](x), expected)
+    with raises_value_error("0: skipped: Scaled"):
+        convert_(nn.Sequential(Scaled(16, 16)), LowRankConfig(0.6))
+    with raises_value_error("0: skipped: Shifted"):
+        convert_(nn.Sequential(Shifted(4, 4, 3)), LowRankConfig(0.6), where=conv_layers())
+
+
+def test_a_forward_that_says_the_same_in_other_words_is_known():
+    config = FalconConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_hidden_size=32
+    )  # fmt: skip
+    model = FalconModel(config).eval()
+    assert len(convert_(model, LowRankConfig(0.6))) == 4
+
+
+def test_a_layer_whose_forward_was_replaced_stays():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    model[0].forward = lambda x: 2 * x
+    report = convert_(model, LowRankConfig(0.6))
+    assert list(report) == ["1"] and "`forward` was replaced" in report.skipped["0"]
+
+
+def pruned_bias(layer):
+    return prune.l1_unstructured(layer, "bias", 0.5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "wrap",
+    [nn.utils.weight_norm, nn.utils.spectral_norm, lambda m: prune.l1_unstructured(m, "weight", 0.5), pruned_bias],
+)
+def test_tensors_that_a_hook_computes_stay(wrap):
+    model = nn.Sequential(wrap(nn.Linear(16, 16)), nn.Linear(16, 16))
+    report = convert_(model, LowRankConfig(0.6))
+    assert list(report) == ["1"] and "is no parameter" in report.skipped["0"]
+    if wrap is pruned_bias:
+        prune.remove(model[0], "bias")
+        assert list(convert_(model, LowRankConfig(0.6))) == ["0"]
+
+
+def test_tied_biases_stay():
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+    model[1].bias = model[0].bias
+    report = convert_(model, LowRankConfig(0.6))
+    assert list(report) == ["2"] and "bias is tied" in report.skipped["0"] and model[1].bias is model[0].bias
+
+
+def test_layers_without_a_weight_yet_or_with_an_empty_one_stay():
+    model = Named(a=nn.Linear(0, 16), b=nn.LazyLinear(16), c=nn.Linear(16, 16), qkv=nn.Linear(16, 0))
+    report = convert_(model, LowRankConfig(0.6))
+    assert list(report) == ["c"] and "empty" in report.skipped["a"] and "empty" in report.skipped["qkv"]
+    assert "run the model once" in report.skipped["b"]
+    model.b(torch.ones(2, 16))
+    assert list(convert_(model, LowRankConfig(0.6))) == ["b"]
 
 
 def test_structured_layers_stay():

@@ -141,6 +141,30 @@ def test_distillation_goes_on_where_the_refit_ends(structure, match):
     assert all(p.requires_grad for layer in structured_layers(model).values() for p in layer.parameters())
 
 
+def test_free_blocks_stay_at_their_own_cost_beside_other_formats():
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.9), where=gblr.linear_layers(include=("0",)))
+    gblr.convert_(model, gblr.GaudiConfig(0.2), where=gblr.linear_layers(include=("2",)))
+    spent, batches = mults(model), [torch.randn(16, 32) for _ in range(8)]
+    config = gblr.TrainConfig(epochs=20, lr=1e-2, structure_lr=0.02)
+    gblr.heal_(model, teacher, batches, layers=False, config=config, structure="free")
+    assert 0.9 * spent["2"] < mults(model)["2"] <= spent["2"]
+
+
+def test_modes_of_both_models_are_as_before():
+    teacher = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model = copy.deepcopy(teacher)
+    for each in (teacher, model):
+        each[1].eval()
+    gblr.convert_(model, gblr.GaudiConfig(0.5), where=gblr.linear_layers(include=("0",)))
+    gblr.heal_(model, teacher, [torch.randn(16, 8) for _ in range(2)], config=gblr.TrainConfig(epochs=1))
+    for each in (teacher, model):
+        assert [module.training for module in each.modules()] == [True, True, False, True]
+        assert each[1].num_batches_tracked == 0
+
+
 def test_padded_positions_do_not_count():
     teacher = converted.bert()
     model = copy.deepcopy(teacher)

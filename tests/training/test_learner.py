@@ -234,6 +234,47 @@ def test_frozen_layers_stay_as_they_are_and_are_paid_for(frozen):
     assert hardened(model.eval(), IMAGES).relative_cost <= 0.18
 
 
+def freeze(layer: GaudiLinear, frozen: bool = True) -> None:
+    for p in layer.structure_parameters():
+        p.requires_grad_(not frozen)
+
+
+@pytest.mark.parametrize("weights", ["gradient", "price", "equal"])
+@pytest.mark.parametrize("done", [0, 2])
+def test_layers_may_be_frozen_and_thawed_while_it_learns(weights, done):
+    model = mlp(relative_cost=0.6)
+    learner = learner_of(model, budget=Budget(relative_cost=0.35, weights=weights))
+    train(learner, model, steps=done)
+    freeze(model[2])
+    before = model[2].width_frac.clone()
+    train(learner, model, steps=6 - done)
+    assert torch.equal(model[2].width_frac, before) and learner.relative_cost <= 0.35
+    freeze(model[2], False)
+    train(learner, model, steps=2)
+    assert not torch.equal(model[2].width_frac, before) and learner.relative_cost <= 0.35
+
+
+def test_structure_that_is_frozen_as_a_whole_at_the_budget_stays():
+    model = mlp()
+    learner = learner_of(model)
+    train(learner, model, steps=5)
+    for layer in gaudi_layers(model):
+        freeze(layer)
+    before = [layer.width_frac.clone() for layer in gaudi_layers(model)]
+    train(learner, model, steps=3)
+    assert all(torch.equal(layer.width_frac, old) for layer, old in zip(gaudi_layers(model), before, strict=True))
+    assert learner.step == 8 and learner.relative_cost <= 0.3
+
+
+def test_a_layer_that_is_frozen_above_the_budget_is_told():
+    model = mlp()
+    learner = learner_of(model)
+    train(learner, model, steps=1)
+    freeze(model[0])
+    with raises_value_error("cannot", "trainable widths"):
+        one_step(model, learner.optimizer)
+
+
 # -- optimizers and rates ----------------------------------------------------------------------------------------
 
 
@@ -452,6 +493,20 @@ def test_a_step_reads_no_value_on_the_host(method, rounding, monkeypatch):
     assert learner.step == 2
 
 
+@pytest.mark.parametrize("sigma", [SigmaSchedule(1.0, 33.3, end=0.8, sharp=0.0), SigmaSchedule.constant(33.3), SHARP])
+def test_it_is_done_once_budget_and_sigma_are_at_their_last_values(sigma):
+    model = mlp()
+    learner = learner_of(model, budget=Budget(relative_cost=0.3, end=0.55), sigma=sigma, total_steps=20)
+    steps = []
+    for step in range(1, 21):
+        one_step(model, learner.optimizer)
+        steps += [step] if learner.is_done else []
+    first = (
+        11 if sigma.is_constant else 19 if sigma is SHARP else 16
+    )  # 0.55 * 20 is above 11, 11 / 20 is not above 0.55
+    assert steps == list(range(first, 21))
+
+
 # -- what it tells -----------------------------------------------------------------------------------------------
 
 
@@ -573,8 +628,14 @@ def test_frozen_widths_alone_are_refused():
 def test_a_second_learner_on_one_optimizer_is_refused():
     model = mlp()
     learner = learner_of(model)
+    train(learner, model, steps=4)
+    before, hooks = snapshot(model), [len(layer._forward_hooks) for layer in gaudi_layers(model)]
     with raises_value_error("StructureLearner", "`remove()`"):
         learner_of(model, learner.optimizer)
+    assert not changed(model, before) and model[0].sigma > 1
+    assert hooks == [len(layer._forward_hooks) for layer in gaudi_layers(model)]
+    train(learner, model, steps=4)
+    assert learner.step == 8 and learner.relative_cost <= 0.3
 
 
 @pytest.mark.parametrize(("name", "bad"), [("total_steps", 0), ("total_steps", -3), ("every", 0)])

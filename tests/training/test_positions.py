@@ -1,14 +1,19 @@
+import copy
+import io
+
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from gblr.conversion.cost import cost
 from gblr.conversion.harden import harden_
 from gblr.layers.gaudi import GaudiLinear
-from gblr.training.positions import PositionCounter
+from gblr.training.budget import Budget
+from gblr.training.positions import PositionCounter, with_stand_ins
 from tests.shape_hook import shapes_unchecked
-from tests.training.models import IMAGES, ROWS, gaudi_layers, learner_of, mixed_model, mlp, train
+from tests.training.models import IMAGES, ROWS, gaudi_layers, learner_of, mixed_model, mlp, one_step, train
 
 
 class Repeating(nn.Module):
@@ -33,9 +38,10 @@ def test_all_calls_of_a_layer_count_and_hooks_are_taken_off():
     model = Repeating()
     counter = PositionCounter(gaudi_layers(model))
     model(ROWS)
-    assert counter.stop() == [4 * 5, 5, 1] and not has_hooks(model)
+    counter.stop()
+    assert counter.counts() == [4 * 5, 5, 0] and not has_hooks(model)
     model(ROWS)
-    assert counter.stop() == [4 * 5, 5, 1]
+    assert counter.counts() == [4 * 5, 5, 0]
 
 
 def test_micro_batches_add_up_and_evaluation_does_not_count():
@@ -44,7 +50,7 @@ def test_micro_batches_add_up_and_evaluation_does_not_count():
     model(IMAGES)
     model.eval()(IMAGES)
     model.train()(IMAGES[:3])
-    assert counter.stop() == [7 * layer.positions for layer in cost(model, IMAGES).converted]
+    assert counter.counts() == [7 * layer.positions for layer in cost(model, IMAGES).converted]
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -54,7 +60,73 @@ def test_what_a_checkpoint_computes_again_does_not_count_again(use_reentrant):
     x = ROWS.clone().requires_grad_()
     y = checkpoint(model[0], x, use_reentrant=use_reentrant)
     model[2](torch.tanh(y)).square().sum().backward()
-    assert counter.stop() == [5, 5]
+    assert counter.counts() == [5, 5]
+
+
+def test_parts_in_evaluation_mode_count_too():
+    model = Repeating()
+    model.often.eval()
+    counter = PositionCounter(gaudi_layers(model))
+    for _ in range(2):
+        with torch.no_grad():
+            model.never.eval()(ROWS[:3])  # a part that passes no gradient on, in each of two micro-batches
+        model(ROWS)
+    assert counter.counts() == [2 * 4 * 5, 2 * 5, 3]
+
+
+def test_layers_that_are_not_reached_count_as_the_others_on_average():
+    assert with_stand_ins([20.0, 0.0, 5.0]) == [20.0, 12.5, 5.0]
+    model = Repeating()
+    model(ROWS)
+    model.never(ROWS)  # in an earlier run
+    learner = learner_of(model)
+    train(learner, model, steps=1)
+    assert learner.state_dict()["positions"] == [20.0, 5.0, 12.5]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_part_in_evaluation_mode_keeps_the_budget(compiled):
+    torch._dynamo.reset()
+    model = nn.Sequential(mlp(), nn.Tanh(), GaudiLinear(8, 8))
+    model[0].eval()
+    learner = learner_of(model, budget=Budget(relative_cost=0.3, weights="price"))
+    with shapes_unchecked():
+        train(learner, torch.compile(model, backend="eager") if compiled else model)
+    reported = learner.relative_cost
+    assert learner.state_dict()["positions"] == [5.0] * 3
+    harden_(model.eval())
+    assert reported == pytest.approx(cost(model, ROWS).relative_cost) and reported <= 0.3
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_after_an_empty_batch_the_next_one_is_counted(resumes):
+    model = mixed_model(1)
+    learner = learner_of(model)
+    model[1].eval()  # it would refuse an empty batch
+    model(IMAGES[:0]).sum().backward()
+    learner.optimizer.step()
+    assert 0 < learner.relative_cost < 1 and learner.state_dict()["start"] is None
+    if resumes:
+        state = learner.optimizer.state_dict()
+        learner.remove()
+        learner = learner_of(model, learner.optimizer)
+        learner.optimizer.load_state_dict(state)
+    one_step(model, learner.optimizer, IMAGES)
+    assert learner.step == 2
+    assert learner.state_dict()["positions"] == [4 * layer.positions for layer in cost(model, IMAGES).converted]
+
+
+def test_copies_of_the_model_are_not_counted_and_can_be_saved():
+    model = mlp()
+    learner = learner_of(model)
+    averaged, twin = AveragedModel(model), copy.deepcopy(model)
+    averaged(ROWS)
+    twin(ROWS)
+    torch.save(averaged, file := io.BytesIO())
+    file.seek(0)
+    torch.load(file, weights_only=False)(ROWS)
+    train(learner, model, steps=1)
+    assert learner.state_dict()["positions"] == [5.0, 5.0]
 
 
 def test_calls_in_a_compiled_graph_are_not_seen_and_the_last_stands_in_for_all_layers():
@@ -65,7 +137,7 @@ def test_calls_in_a_compiled_graph_are_not_seen_and_the_last_stands_in_for_all_l
         first = torch.compile(model[0], backend="eager", fullgraph=True)
         for x in (ROWS[:2], ROWS):
             model[2](first(x))
-    assert counter.stop() == [5, 5]
+    assert counter.counts() == [5, 5]
 
 
 @pytest.mark.parametrize("inputs", [None, ROWS])

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import types
 
 import pytest
 import torch
@@ -184,6 +185,23 @@ def test_the_model_is_given_back_as_a_plain_module(precision):
     assert torch.equal(twin(TEST.tensors[0]), net(TEST.tensors[0]))
 
 
+def normed_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), gblr.GaudiLinear(16, 4))
+
+
+def test_modules_keep_their_modes():
+    net = normed_net()
+    net[1].eval()  # statistics that are meant to stay
+    train(net, DATA, TEST, make_config(epochs=1))
+    assert [module.training for module in net.modules()] == [True, True, False, True]
+    assert net[1].num_batches_tracked == 0
+    net.eval()[0].train()
+    train(net, DATA, TEST, make_config(epochs=1))
+    assert [module.training for module in net.modules()] == [False, True, False, False]
+    assert net[1].num_batches_tracked == 5  # a model in evaluation mode is trained as a whole
+
+
 def test_gradients_of_structure_are_not_clipped_with_the_rest():
     """Adam without momentum divides its scale out, but for the widths' part in the norm of all."""
     runs = []
@@ -220,6 +238,21 @@ def test_the_best_model_is_one_that_meets_the_budget(tmp_path):
     assert gblr.cost(best, TEST.tensors[0]).relative_cost <= 0.3
 
 
+def test_a_best_model_is_kept_at_a_last_sigma_that_no_binary_fraction_is(tmp_path):
+    sigma = gblr.SigmaSchedule(1.0, 33.3, end=0.8, sharp=0.0)
+    result = train(make_net(), DATA, TEST, make_config(epochs=5, sigma=sigma), out=tmp_path)
+    assert result.best == max(row["accuracy"] for row in result.history[3:])
+    assert (tmp_path / "best" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("losses", [[1.0, math.nan, 2.0, 3.0], [math.nan, math.inf, 2.0, 1.0]])
+def test_an_evaluation_that_is_no_number_is_never_the_best(losses):
+    values = iter(losses)
+    config = make_config(epochs=4, batch_size=160, budget=None)
+    result = train(make_net(), DATA, [torch.zeros(1)], config, evaluate=lambda *_: {"loss": next(values), "count": 1})
+    assert result.best == 1.0 and len(result.history) == 4
+
+
 def test_epochs_may_be_reported_in_parts():
     result = train(make_net(), DATA, TEST, make_config(epochs=1.4, eval_every=0.6))
     assert [row["step"] for row in result.history] == [3, 6, 7]
@@ -246,6 +279,27 @@ def test_a_language_model_of_hugging_face():
     last = result.history[-1]
     assert result.relative_cost <= 0.5 and last["loss"] < 0.7 * result.history[0]["loss"]
     assert last["perplexity"] == pytest.approx(math.exp(last["loss"])) and result.best == last["loss"]
+
+
+def test_batches_without_a_label_do_not_count_in_evaluation():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x, labels):
+            logits = self.head(x)
+            loss = nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+            return types.SimpleNamespace(loss=loss, logits=logits)
+
+    for shape in ((6,), (6, 3)):  # of samples, of positions
+        x, labels = torch.randn(*shape, 8), torch.randint(0, 4, shape)
+        batches = [{"x": x, "labels": labels}, {"x": x, "labels": torch.full_like(labels, -100)}]
+        torch.manual_seed(0)
+        model = Classifier()
+        result = train(model, batches[:1], batches, TrainConfig(epochs=1))
+        expected = model(**batches[0]).loss.item()
+        assert result.best is not None and result.history[-1]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_text_classifier_of_hugging_face_on_a_data_set_of_dicts():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gblr.conversion.calibrate import Statistics, collect
 from gblr.conversion.filters import Filter, NameFilter, is_conv, is_linear, linear_layers, near_matches
@@ -73,7 +74,8 @@ def convert_(
     """Replaces every layer for which `where(module, name)` holds by a structured one of `config`, in place.
 
     The default `where` is `linear_layers()`: every `nn.Linear` and `Conv1D` but output heads; convolutions by
-    `conv_layers()`. Tied, shared and parent-read weights stay dense, with a reason in the report. `calibration` yields
+    `conv_layers()`. Tied, shared and parent-read weights stay dense, and layers with a `forward` of their own, with a
+    reason in the report. Hooks on a layer, its training mode and what is frozen of it carry over. `calibration` yields
     batches to call the model with; errors are then weighted by the inputs that each layer sees. `split_fused` treats
     the q, k and v of a fused projection as matrices of their own. `sensitivity` weighs each output by how much the
     model's predictions depend on it, too, and with `allocation="global"` budgets follow it. It needs a backward pass of
@@ -91,7 +93,8 @@ def convert_(
         raise ValueError("`sensitivity` is measured on `calibration` batches; give some.")
     sources, skipped = choose(model, where, split_fused)
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
-    notes = [*notes, *notes_on_stacks(model)]
+    if not any(map(is_lazy, model.parameters())):
+        notes = [*notes, *notes_on_stacks(model)]
     measured = Measured()
     if not _from_scratch(config):
         check_weights(sources)
@@ -156,7 +159,7 @@ def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Sou
 
 def _matrix_shape(module: nn.Module) -> tuple[int, int]:
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() == 0:
+    if not isinstance(weight, Tensor) or is_lazy(weight) or weight.dim() == 0:
         return 0, 0
     return weight.shape[0], weight.numel() // max(1, weight.shape[0])
 
@@ -332,9 +335,7 @@ def _build(config: Config, source: Source, jobs: Sequence[Job]) -> nn.Module:
         else:
             layer = build_layer(config, job.matrix, job.bias, source.geometry)
         layers.append(layer)
-    whole = layers[0] if len(layers) == 1 else SplitLinear(layers)
-    whole.train(source.module.training)
-    return whole.requires_grad_(source.module.weight.requires_grad)
+    return layers[0] if len(layers) == 1 else SplitLinear(layers)
 
 
 def build_structured(config: Config, source: Source, jobs: Sequence[Job]) -> tuple[nn.Module, list[nn.Module]]:

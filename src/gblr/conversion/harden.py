@@ -5,16 +5,18 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from gblr.conversion.planner import Times, fastest, measure_forms, record_inputs
+from gblr.conversion.refit import structured_layers
+from gblr.conversion.replace import replace_everywhere
 from gblr.conversion.report import Report, Row
 from gblr.layers.conv import GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiModule
-from gblr.layers.split import SplitLinear
 from gblr.layers.structured import MatrixModule, StructuredLinear
 from gblr.matrices.forms import FORMS, reason_against_packed
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.packed import PackedGBLR
 
 Plan = Literal["auto", "packed", "factors", "dense"]
+_BARE = "the model is itself the layer, so nothing holds it that could hold another; wrap it in nn.Sequential"
 _SOFT = 1.1  # times the cost of the widths; edges that cost more are worth a line
 
 
@@ -38,6 +40,8 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto", c
     targets = {name: module for name, module in model.named_modules() if _can_harden(module)}
     if not targets:
         raise ValueError("the model has no Gaudi or GBLR layer to harden; convert it first with `convert_`.")
+    if "" in targets and not getattr(model, "is_packed", False):
+        raise ValueError(f"{_BARE}.")
     measured = example_inputs is not None and plan == "auto"
     if captured:
         _check_captured(targets, measured)
@@ -49,10 +53,7 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto", c
     for name, layer in layers.items():
         layer.planned = fastest(times.get(name, {})) if plan == "auto" else plan
         layer.prepare()
-    for name, layer in layers.items():
-        if layer is not targets[name]:
-            _like(targets[name], layer)
-            model.set_submodule(name, layer)
+    replace_everywhere(model, {targets[name]: layer for name, layer in layers.items()})
     rows = [_row(name, layer, times.get(name, {})) for name, layer in layers.items()]
     notes = _notes(rows, measured) + _notes_on_edges(targets, rows)
     return Report(rows, list(layers), "hardened: masks folded, blocks cropped and packed", notes)
@@ -74,29 +75,19 @@ def _check_kernels(layers: dict[str, MatrixModule]) -> None:
 
 def densify_(model: nn.Module) -> Report:
     """Replaces every structured layer by a plain `nn.Linear` or `nn.Conv2d` of the same weight, in place."""
-    kinds = (GaudiModule, MatrixModule, SplitLinear)
-    targets: list[tuple[str, Any]] = [(n, module) for n, module in model.named_modules() if isinstance(module, kinds)]
-    parents = {name for name, module in targets if isinstance(module, SplitLinear)}
-    targets = [
-        (name, module) for name, module in targets if name.rpartition(".parts.")[0] not in parents or name in parents
-    ]
+    targets: dict[str, Any] = structured_layers(model)
     if not targets:
         raise ValueError("the model has no structured layer; there is nothing to make dense.")
-    dense = [(name, module.to_dense_layer()) for name, module in targets]
+    if "" in targets:
+        raise ValueError(f"{_BARE}, or take what its `to_dense_layer()` returns.")
+    layers = {name: module.to_dense_layer() for name, module in targets.items()}
+    replace_everywhere(model, {targets[name]: layer for name, layer in layers.items()})
     rows = []
-    for (name, module), (_, layer) in zip(targets, dense, strict=True):
-        _like(module, layer)
-        model.set_submodule(name, layer)
+    for name, layer in layers.items():
         shape = tuple(layer.weight.flatten(1).shape)
         size = shape[0] * shape[1]
         rows.append(Row(name, (shape[0], shape[1]), type(layer).__name__, None, size, size))
-    return Report(rows, [name for name, _ in targets], "made dense")
-
-
-def _like(module: nn.Module, layer: nn.Module) -> None:
-    """Training mode and frozen weights carry over."""
-    layer.train(module.training)
-    layer.requires_grad_(any(parameter.requires_grad for parameter in module.parameters()))
+    return Report(rows, list(layers), "made dense")
 
 
 def _can_harden(module: nn.Module) -> bool:

@@ -5,20 +5,21 @@ add up from layer to layer. Here each layer is given what it really sees, and th
 far as samples that did not make the goal agree (`goals.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from gblr.conversion.block_runs import BlockRuns
-from gblr.conversion.calibrate import batch_call, input_vectors, padding_of
-from gblr.conversion.goals import Halves
+from gblr.conversion.calibrate import batch_call
+from gblr.conversion.goals import Halves, Moments
 from gblr.conversion.measure import undisturbed
 from gblr.conversion.refit_parts import Freedom, Part, refit_parts
-from gblr.conversion.replace import replace_layer
-from gblr.conversion.sensitivity import collect_sensitivity
+from gblr.conversion.refit_runs import collect_pairs, repeated_layers
+from gblr.conversion.replace import replace_everywhere
+from gblr.conversion.sensitivity import collect_sensitivity, row_factors
 from gblr.conversion.sources import read_source
 from gblr.fitting.config import TRAINABLE_GROWTH
 from gblr.layers.gaudi import GaudiModule
@@ -36,10 +37,6 @@ class Refitted:
     error: float
 
 
-class _Reached(Exception):
-    """Every layer that was asked for has been run."""
-
-
 def refit_layers_(
     model: nn.Module,
     teacher: nn.Module,
@@ -53,25 +50,44 @@ def refit_layers_(
     """Refits every structured layer of `model` in the order in which they run; `teacher` is its dense original.
 
     `structure="frozen"` keeps the blocks of GBLR layers where they are and fits their contents; `"free"` fits all
-    anew at the layer's present cost, as it always does for other formats. No layer ends farther from its goal.
+    anew at the layer's present cost, as it always does for other formats. No layer ends farther from its goal. A layer
+    that is called several times is fitted to all of its calls.
     Models that are a chain of blocks are run block by block, with the hidden states of all batches in memory, twice.
     Layers named in `skip` stay; `on_done` is called with those that were given the same input, as they are done.
     With `sensitivity`, errors count by how much the teacher's predictions depend on each output; `max_growth` is that
     of `GaudiConfig`.
     Masks of Gaudi layers are folded into their contents first; they are sharp (sigma infinite) afterwards.
     """
-    with undisturbed(model), undisturbed(teacher):
+    modes = {name: layer.training for name, layer in structured_layers(model).items()}
+    with ExitStack() as stack:
+        stack.callback(_set_modes, model, modes)
+        stack.enter_context(undisturbed(model))
+        stack.enter_context(undisturbed(teacher))
         sets = [[name for name in names if name not in skip] for names in _in_order(model, batches)]
         sets = [names for names in sets if names]
         found: list[Refitted] = []
         every = [name for names in sets for name in names]
+        repeated = repeated_layers(model, teacher, every, batches[0])
         rows = _sensitivity(teacher, every, batches) if sensitivity else {}
         runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every)
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
-                found += _refit_set(model, teacher, names, _collect(*runs, names, tick), structure, rows, max_growth)
+                seen, before = collect_pairs(*runs, names, repeated, tick), structured_layers(model)
+                done = _refit_set(model, teacher, names, seen, structure, rows, max_growth)
+                if again := [name for name in names if name in repeated]:
+                    after = collect_pairs(*runs, again, repeated)
+                    worse = [name for name in again if _is_worse(model, before, name, seen, after, rows)]
+                    replace_everywhere(model, {model.get_submodule(name): before[name] for name in worse})
+                    done = [replace(row, error=row.error_before) if row.layer in worse else row for row in done]
+                found += done
                 on_done(found[-len(names) :])
         return found
+
+
+def _set_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:
+    """Those of layers that were replaced: `undisturbed` knows the old ones."""
+    for name, mode in modes.items():
+        model.get_submodule(name).train(mode)
 
 
 def _sensitivity(teacher: nn.Module, names: Sequence[str], batches: Sequence[Any]) -> dict[str, Tensor]:
@@ -110,68 +126,6 @@ def _in_order(model: nn.Module, batches: Sequence[Any]) -> list[list[str]]:
     return order
 
 
-def _collect(model: BlockRuns, teacher: BlockRuns, names: Sequence[str], tick: Callable[[], None]) -> dict[str, Halves]:
-    """Inputs from the model as it is now, outputs from its teacher."""
-    found: dict[str, Halves] = {}
-    for runs in (model, teacher):
-        runs.go_to(names[0])
-    for number in range(len(model.batches)):
-        outputs = dict(_outputs(teacher, names, number))
-        for name, x in _inputs(model, names, number):
-            y = outputs[name]
-            if name not in found:
-                found[name] = Halves.zeros(x.shape[1], y.shape[1], x.device)
-            found[name].add(x, y.to(x.device))
-        tick()
-    return found
-
-
-def _inputs(model: BlockRuns, names: Sequence[str], number: int) -> Iterator[tuple[str, Tensor]]:
-    kept: dict[str, Tensor] = {}
-    padding = padding_of(model.batches[number])
-
-    def keep(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        geometry = getattr(module, "geometry", None)
-        kept.setdefault(name, input_vectors(args[0] if args else next(iter(kwargs.values())), geometry, padding))
-        if len(kept) == len(names):
-            raise _Reached
-
-    _run(model, names, number, lambda module, hook: module.register_forward_pre_hook(hook, with_kwargs=True), keep)
-    return iter(kept.items())
-
-
-def _outputs(teacher: BlockRuns, names: Sequence[str], number: int) -> Iterator[tuple[str, Tensor]]:
-    kept: dict[str, Tensor] = {}
-    padding = padding_of(teacher.batches[number])
-
-    def keep(name: str, module: nn.Module, args: Any, output: Tensor) -> None:
-        if isinstance(module, nn.Conv2d):
-            kept.setdefault(name, output.flatten(2).mT.reshape(-1, output.shape[1]).float())
-        else:
-            kept.setdefault(name, input_vectors(output, None, padding))
-        if len(kept) == len(names):
-            raise _Reached
-
-    _run(teacher, names, number, lambda module, hook: module.register_forward_hook(hook), keep)
-    return iter(kept.items())
-
-
-def _run(runs: BlockRuns, names: Sequence[str], number: int, register: Any, keep: Any) -> None:
-    """Runs the model until all layers of that name were met."""
-    with ExitStack() as stack:
-        for name in names:
-
-            def hook(*args: Any, name: str = name) -> None:
-                keep(name, *args)
-
-            stack.callback(register(runs.model.get_submodule(name), hook).remove)
-        try:
-            runs.run(number)
-        except _Reached:
-            return
-    raise ValueError(f"{', '.join(names)}: not every layer runs on every batch, so their outputs cannot be compared.")
-
-
 def _refit_set(
     model: nn.Module, teacher: nn.Module, names: Sequence[str], seen: dict[str, Halves], structure: Freedom,
     sensitivity: Mapping[str, Tensor], max_growth: float,
@@ -186,13 +140,32 @@ def _refit_set(
     found = []
     for name, layer, of_layer in zip(names, layers, parts, strict=True):
         new = [part.layer for part in of_layer]
-        replaced = SplitLinear(new) if isinstance(layer, SplitLinear) else new[0]
-        replaced.train(layer.training).requires_grad_(any(p.requires_grad for p in layer.parameters()))
-        replace_layer(model, name, replaced)
+        replace_everywhere(model, {layer: SplitLinear(new) if isinstance(layer, SplitLinear) else new[0]})
         total = max(sum(part.size for part in of_layer), 1e-30)
         before, after = (sum(part.errors[i] for part in of_layer) for i in range(2))
         found.append(Refitted(name, (before / total) ** 0.5, (after / total) ** 0.5))
     return found
+
+
+def _is_worse(
+    model: nn.Module, layers_before: Mapping[str, Any], name: str, seen: Mapping[str, Halves],
+    seen_after: Mapping[str, Halves], sensitivity: Mapping[str, Tensor],
+) -> bool:  # fmt: skip
+    """A layer that is called several times may feed itself, and then sees other inputs than it was fitted to: whether
+    it is farther from its teacher on these than it was.
+    """
+    now, before = model.get_submodule(name), layers_before[name]
+    rows = sensitivity.get(name)
+    return _distance(now, seen_after[name].whole(), rows) > _distance(before, seen[name].whole(), rows)
+
+
+def _distance(layer: Any, seen: Moments, sensitivity: Tensor | None) -> float:
+    """Squared, of the layer's outputs on these inputs from those of the teacher."""
+    weight = layer.weight.double()
+    bias = 0 * seen.outputs if layer.bias is None else layer.bias.double()
+    found = seen.squares + ((weight @ seen.gram - 2 * seen.cross) * weight).sum(1)
+    found += bias * (seen.count * bias - 2 * seen.outputs + 2 * weight @ seen.inputs)
+    return float((found if sensitivity is None else found * row_factors(sensitivity).square().to(found)).sum())
 
 
 def _parts(layer: Any, teacher: nn.Module, name: str, seen: Halves, sensitivity: Tensor | None) -> list[Part]:

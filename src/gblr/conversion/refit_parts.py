@@ -83,7 +83,11 @@ class Part:
             missing = self.moments.outputs - fitted.to(torch.float64).to_dense() @ self.moments.inputs
             bias = (missing / count).to(self.layer.bias.dtype)
         geometry = getattr(self.layer, "geometry", None)
-        self.layer = build_layer(_config(self.matrix, self.layer), _in_format(fitted, self.layer), bias, geometry)
+        new = build_layer(_config(self.matrix, self.layer), _in_format(fitted, self.layer), bias, geometry)
+        if isinstance(new, MatrixModule) and (planned := getattr(self.layer, "planned", None)):
+            new.planned = planned  # the form that `harden_` chose
+            new.prepare()
+        self.layer = new
 
 
 def refit_parts(parts: Sequence[Part], structure: Freedom, max_growth: float = TRAINABLE_GROWTH) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gblr.conversion.filters import is_conv, is_conv1d, is_linear
 from gblr.layers.conv import ConvGeometry, StructuredConv2d
@@ -16,6 +17,7 @@ from gblr.layers.structured import MatrixModule
 
 _FUSED = frozenset({"qkv", "c_attn", "in_proj", "Wqkv", "query_key_value", "qkv_proj", "attn_qkv", "to_qkv"})
 _PART_NAMES = {2: ("k", "v"), 3: ("q", "k", "v")}
+_SAME_FORWARD = frozenset({"FalconLinear"})  # classes whose own forward computes what that of nn.Linear does
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,45 @@ def reason_against(model: nn.Module, name: str, module: nn.Module, uses: "Uses")
         return f"grouped convolution (groups={module.groups}): each group would need a matrix of its own"
     if uses.modules[id(module)] > 1:
         return "this module is used in several places of the model"
-    weight = module.weight
-    if uses.parameters[id(weight)] > 1:
-        return "its weight is tied to another module's (an embedding, as a rule)"
+    return _reason_against_tensors(module, uses) or _reason_against_forward(module)
+
+
+def _reason_against_tensors(module: Any, uses: "Uses") -> str | None:
     if getattr(module, "parametrizations", None):
         return "its weight is parametrized; remove the parametrization first"
-    if isinstance(weight, Tensor) and not weight.is_floating_point():
-        return f"its weight is quantized ({weight.dtype})"
+    for name in ("weight", "bias"):
+        if name not in module._parameters:
+            return (
+                f"its {name} is no parameter: something computes it before each call (weight_norm, spectral_norm, "
+                "pruning). Remove that first, by `nn.utils.remove_weight_norm`, `nn.utils.prune.remove` and the like"
+            )
+    weight, bias = module.weight, module.bias
+    if is_lazy(weight):
+        return "its weight has no shape yet; run the model once first"
+    if not weight.numel():
+        return "its weight is empty"
+    if uses.parameters[id(weight)] > 1:
+        return "its weight is tied to another module's (an embedding, as a rule)"
+    if bias is not None and uses.parameters[id(bias)] > 1:
+        return "its bias is tied to another module's"
+    return None if weight.is_floating_point() else f"its weight is quantized ({weight.dtype})"
+
+
+def _reason_against_forward(module: nn.Module) -> str | None:
+    """A structured layer computes W x + bias, and nothing that a class or an object has added to it."""
+    if "forward" in vars(module) and "_hf_hook" not in vars(module):  # Accelerate's hook moves along with the layer
+        return "its `forward` was replaced on this object; put the original back first"
+    kind = type(module)
+    if is_conv1d(module) or kind.__name__ in _SAME_FORWARD:
+        return None
+    plain: Any = nn.Conv2d if is_conv(module) else nn.Linear
+    if any(getattr(kind, name) is not getattr(plain, name) for name in _computed_by(plain)):
+        return f"{kind.__name__} computes something of its own: its `forward` is not that of nn.{plain.__name__}"
     return None
+
+
+def _computed_by(plain: type[nn.Module]) -> tuple[str, ...]:
+    return ("forward", "_conv_forward") if plain is nn.Conv2d else ("forward",)
 
 
 class Uses:

@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from gblr.fitting.config import check_choice
 from gblr.layers.gaudi import GaudiModule
+from gblr.layers.modes import modes_of, restore_modes
 from gblr.training.average import Average
 from gblr.training.learner import StructureLearner
 from gblr.training.param_groups import param_groups
@@ -55,10 +56,11 @@ class Assembly:
         self.inner, self.config, self.accelerator = model, config, accelerator
         self.whole: nn.Module | None = None
         self.learner: StructureLearner | None = None
-        self._was_training = model.training
+        self._modes = modes_of(model)
         if config.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
             raise ValueError("`cuda_graphs` is for one process with a CUDA device; train without it here.")
-        model.train()
+        if not model.training:  # else parts in evaluation mode are meant to be: batch norms with fixed statistics
+            model.train()
         model.to(accelerator.device)
         self._layout = ChannelsLast(model) if config.channels_last else None
         if self.is_sharded:
@@ -95,11 +97,7 @@ class Assembly:
     @property
     def structure_is_done(self) -> bool:
         """Whether the model, hardened now, would meet the budget; always so without one."""
-        learner = self.learner
-        if learner is None:
-            return True
-        at_budget = learner.step >= learner.budget.last_share * learner.total_steps
-        return at_budget and float(learner.layers[0].sigma) == learner.sigma.final
+        return self.learner is None or self.learner.is_done
 
     def settle_rates(self) -> None:
         """After the optimizer's state is restored: a captured step reads its rates from the device."""
@@ -137,7 +135,7 @@ class Assembly:
             self.inner._compiled_call_impl = None
         if self._layout is not None:
             self._layout.undo()
-        self.inner.train(self._was_training)
+        restore_modes(self._modes)
         if self.accelerator.device.type != "cpu":  # optimizer states would stay on the device until python cleans up
             self.accelerator.free_memory()
 

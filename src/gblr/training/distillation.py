@@ -61,7 +61,7 @@ class TaughtLoss:
     Batches are (inputs, labels), or mappings for which the model computes its loss, as `gblr.train` takes them without
     a loss. A compressed model learns faster from both than from labels alone: the teacher's scores say more of a
     sample than its class. `temperature` softens them; 4 suits classes, 1 the next token of a text. `precision` is that
-    of the teacher's products, as in `TrainConfig`.
+    of the teacher's products, as in `TrainConfig`. The teacher is put into evaluation mode.
 
         dense = copy.deepcopy(model)
         gblr.convert_(model, gblr.GaudiConfig(relative_cost=0.3), calibration=batches)

@@ -18,11 +18,14 @@ from gblr.conversion.refit import Refitted, refit_layers_, structured_layers
 from gblr.conversion.refit_parts import Freedom
 from gblr.fitting.config import TRAINABLE_GROWTH, check_choice
 from gblr.layers.gaudi import GaudiModule
+from gblr.layers.modes import modes_of, restore_modes
 from gblr.training.budget import Budget
 from gblr.training.distillation import Match, distillation_loss
 from gblr.training.loop import TrainResult, train
 from gblr.training.schedules import SigmaSchedule
 from gblr.training.train_config import TrainConfig
+
+_LEAST = 1e-9  # a budget is above 0, also where all blocks are dead
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def heal_(
 
     The cost stays what it is. `structure="free"` lets blocks move and change size within it; any format can be healed.
     `max_growth` is that of `GaudiConfig`: the refit of a model that will not be trained afterwards can have 300.
-    With `out`, both steps are saved there as they go, and the same call continues after an interruption.
+    With `out`, both steps are saved there as they go, and the same call continues after an interruption. In the end
+    all modules of both models are in the mode, training or evaluation, that they came with.
 
         small = copy.deepcopy(model)
         gblr.convert_(small, gblr.GaudiConfig(relative_cost=0.5), calibration=batches)
@@ -118,12 +122,11 @@ def _distill(
     gaudi = [module for module in model.modules() if isinstance(module, GaudiModule)]
     frozen: list[nn.Parameter] = []
     if structure == "free" and gaudi and config.budget is None:
-        args, kwargs = as_call(batches[0])
-        present = cost(model, *args, **kwargs).relative_cost
-        config = replace(config, budget=Budget(relative_cost=present), sigma=SigmaSchedule(torch.inf, torch.inf))
+        budget = Budget(relative_cost=_present_cost(model, batches[0]))
+        config = replace(config, budget=budget, sigma=SigmaSchedule(torch.inf, torch.inf))
     elif structure == "frozen":
         frozen = [p for module in gaudi for p in module.structure_parameters() if p.requires_grad]
-    was_training = teacher.training
+    modes = modes_of(teacher)
     teacher.eval()
     for parameter in frozen:
         parameter.requires_grad_(False)
@@ -131,6 +134,15 @@ def _distill(
         loss = distillation_loss(teacher, match, temperature, config.precision)
         return train(model, batches, config=config, out=None if folder is None else folder / "train", loss=loss)
     finally:
-        teacher.train(was_training)
+        restore_modes(modes)
         for parameter in frozen:
             parameter.requires_grad_(True)
+
+
+def _present_cost(model: nn.Module, batch: Any) -> float:
+    """Of the Gaudi layers, which a budget is for: other formats stay at theirs."""
+    args, kwargs = as_call(batch)
+    names = {name for name, module in model.named_modules() if isinstance(module, GaudiModule)}
+    layers = [layer for layer in cost(model, *args, **kwargs).converted if layer.name in names]
+    present = sum(layer.num_mults for layer in layers) / max(1, sum(layer.dense_mults for layer in layers))
+    return min(max(present, _LEAST), 1.0)

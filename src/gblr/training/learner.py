@@ -13,8 +13,8 @@ from gblr.ops.prox import budget_threshold
 from gblr.ops.step import step_spectrum_at, step_table_at
 from gblr.training.budget import Budget
 from gblr.training.latency import LayerTime
-from gblr.training.positions import PositionCounter
-from gblr.training.prices import Prices, count_rest, mults_price, unit_prices
+from gblr.training.positions import PositionCounter, with_stand_ins
+from gblr.training.prices import Prices, check_reachable, count_rest, mults_price, unit_prices
 from gblr.training.processes import from_main, sum_over_processes
 from gblr.training.schedules import SigmaSchedule, fall
 from gblr.training.width_rates import WidthRates, unwrapped
@@ -31,13 +31,18 @@ class StructureLearner:
 
     After each *real* optimizer step (not after a micro-batch, nor after one that a GradScaler skipped) widths are
     shrunk to the budget, locations wrapped and sigma advanced; over `total_steps` such steps the budget falls and the
-    masks sharpen. The hardened model never costs more than the budget from the share `budget.end` of the steps on.
+    masks sharpen. From the share `budget.end` of the steps on, what hardening at the last sigma keeps of the widths is
+    within the budget; a copy that is hardened before sigma gets there keeps soft edges besides and costs more.
 
     `optimizer` is the one that holds the widths, or several of which the last one with widths is stepped last.
     Layers are weighed by how many positions they see: counted in the first training step, or by running
     `example_inputs` (a tuple of arguments, or a dict of keyword arguments) at once; pass those for a compiled model
-    that applies a layer several times, where calls are not seen. `callback` gets `metrics()` after every `every` steps;
-    reading them waits for the device.
+    that applies a layer several times, where calls are not seen. A layer that the first step does not reach counts as
+    much as the others do on average. `callback` gets `metrics()` after every `every` steps; reading them waits for the
+    device.
+
+    Widths that do not require gradients are left alone and paid for, from the step after they were frozen on. Steps
+    that were captured before go on as they are.
 
     The state travels in `optimizer.state_dict()`: whatever saves and restores the optimizer resumes the learner too.
 
@@ -86,6 +91,8 @@ class StructureLearner:
             )
         self._rates = WidthRates(unwrapped(optimizer), named)
         self.optimizer = self._rates.last_optimizer
+        if hasattr(self.optimizer, "_gblr_learner"):
+            raise ValueError("this optimizer has a StructureLearner already; call its `remove()` first.")
         self._max_shrinkage = budget.max_shrinkage or 0.0
         if budget.method == "shrinkage" and budget.max_shrinkage is None:
             self._max_shrinkage = self._rates.full_shrinkage(total_steps)
@@ -107,8 +114,6 @@ class StructureLearner:
             self._counter = PositionCounter(self.layers)
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> list[Any]:
-        if hasattr(optimizer, "_gblr_learner"):
-            raise ValueError("this optimizer has a StructureLearner already; call its `remove()` first.")
         optimizer._gblr_learner = self  # type: ignore[attr-defined]
         return [
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
@@ -129,9 +134,11 @@ class StructureLearner:
 
     @torch.no_grad()
     def _after_step(self) -> None:
+        refrozen = self._widths.set_trainable(self._rates.trainable())
         if self._counter is not None:
-            counts = torch.tensor(self._counter.stop(), dtype=torch.float64, device=self._widths.device)
-            self._settle(sum_over_processes(counts).tolist())  # batches may differ, and structure must not
+            self._take_counts(self._counter)
+        elif refrozen:
+            check_reachable(*self._settled())
         # a fused optimizer runs even when a GradScaler found infinities, and skips by this tensor
         skipped = getattr(self.optimizer, "found_inf", None)
         done = 1.0 if skipped is None else 1.0 - (skipped > 0).double().reshape(())
@@ -170,9 +177,9 @@ class StructureLearner:
         if self.budget.weights == "price":
             return prices.weight * widths.trainable
         size = self._rates.gradient_sizes(widths.trainable) * widths.trainable
-        count = widths.trainable.sum()
+        count = widths.trainable.sum().clamp(min=1)
         weight = widths.trainable / (size / (size.sum() / count + 1e-30) + _SMALL_GRADIENT)
-        return (weight / (weight.sum() / count)).clamp(1 / _MAX_WEIGHT, _MAX_WEIGHT) * widths.trainable
+        return (weight / (weight.sum() / count + 1e-30)).clamp(1 / _MAX_WEIGHT, _MAX_WEIGHT) * widths.trainable
 
     def _bound(self) -> Tensor:
         """What the widths may cost now, in the budget's unit."""
@@ -204,11 +211,22 @@ class StructureLearner:
             values += [sigma, tables[row], tables[col]]
         torch._foreach_copy_(targets, [value.to(target.device) for value, target in zip(values, targets, strict=True)])
 
+    def _take_counts(self, counter: PositionCounter) -> None:
+        counts = torch.tensor(counter.counts(), dtype=torch.float64, device=self._widths.device)
+        positions = sum_over_processes(counts).tolist()  # batches may differ, and structure must not
+        if any(positions):
+            self._settle(with_stand_ins(positions))
+        else:  # an empty batch: layers count equally in this step, and the next one is counted
+            self._weigh([1.0] * len(self.layers))
+
     def _settle(self, positions: Sequence[float], start: float | None = None) -> None:
         """Positions are known: now layers can be weighed against each other."""
         self._stop_counting()
         self._positions = list(positions)
-        self._prices = unit_prices(self.budget, self._widths, self._positions, self._rest)
+        self._weigh(self._positions, start)
+
+    def _weigh(self, positions: Sequence[float], start: float | None = None) -> None:
+        self._prices = unit_prices(self.budget, self._widths, positions, self._rest)
         width = self._widths.read().clamp(0, 1)
         cost = self._widths.cost(width, self._prices.budget)
         self._start = cost if start is None else torch.full_like(cost, start)
@@ -230,8 +248,15 @@ class StructureLearner:
         return int(self._steps)
 
     @property
+    def is_done(self) -> bool:
+        """Whether the model, hardened now, would meet the budget: the bound and sigma are at their last values."""
+        last = self.sigma.at(torch.ones_like(self._part))  # as the layers have it, in float32
+        return float(self._part) >= self.budget.last_share and float(self.layers[0].sigma) == float(last)
+
+    @property
     def relative_cost(self) -> float:
-        """Multiplications of the Gaudi layers over those of their dense originals, as hardening will leave them.
+        """Multiplications of the Gaudi layers over those of their dense originals, as hardening will leave them at the
+        last sigma.
 
         Layers count as often as they are applied; until the first step, without `example_inputs`, all equally.
         """
@@ -262,7 +287,7 @@ class StructureLearner:
             "step": self.step,
             "total_steps": self.total_steps,
             "positions": self._positions,
-            "start": None if self._start is None else float(self._start),
+            "start": None if self._positions is None or self._start is None else float(self._start),
             "max_shrinkage": self._max_shrinkage,
             "layer_times": [list(astuple(time)) for time in self._rest.layer_times],
             "seconds_outside": self._rest.seconds,

@@ -34,7 +34,8 @@ class TrainResult:
 
     `history` has a row per evaluation: `step`, `epoch`, `seconds`, `lr`, `train_loss` (mean since the row before), what
     the learner reports, and the metrics on the evaluation data. `best` is the highest accuracy, or the lowest loss
-    where there is no accuracy, among the evaluations at the budget and at the last sigma; None without evaluation data.
+    where there is no accuracy, among the evaluations at the budget and at the last sigma that gave a finite number;
+    None without any.
     `relative_cost` is that of the Gaudi layers, None without them. `seconds` counts all parts of an interrupted run.
     """
 
@@ -71,6 +72,9 @@ def train(
     Started by `torchrun --nproc_per_node 8 program.py`, the same program trains on 8 processes: `batch_size` is divided
     among them, and parameters too with `parallel="fsdp"` or GBLR_PARALLEL=fsdp in the environment. A sharded model
     stays sharded: load what it became from `out`.
+
+    A model in evaluation mode is put into training mode as a whole. Of one in training mode, modules that are in
+    evaluation mode stay so, e.g. batch norms with fixed statistics. In the end all have the modes they came with.
 
     `example_inputs`, a tuple or a dict, are for budgets that count the whole model or seconds; without them the first
     batch serves.
@@ -241,7 +245,7 @@ class Run:
     def _is_best(self, row: Row) -> bool:
         """Only a model that is done with its structure counts: before, it costs more than it was asked to."""
         name, sign = ("accuracy", 1) if "accuracy" in row else ("loss", -1)
-        if name not in row or not self.parts.structure_is_done:
+        if name not in row or not math.isfinite(row[name]) or not self.parts.structure_is_done:
             return False
         if self.at.best is not None and sign * row[name] <= sign * self.at.best:
             return False

@@ -76,7 +76,7 @@ def mean_metrics(model: nn.Module, parts: Iterable[Part], sums_of: Sums) -> dict
                     f"`evaluate` must return sums and the number of samples as 'count'; got {sorted(sums)}."
                 )
             for name, value in sums.items():
-                totals[name] = totals.get(name, 0.0) + (value if num_real else value * 0)
+                totals[name] = totals.get(name, 0.0) + (value if num_real else 0.0)
     names = sorted(totals)
     device = next(model.parameters()).device
     values = sum_over_processes(torch.stack([torch.as_tensor(totals[name], device=device).float() for name in names]))
@@ -108,18 +108,19 @@ def _class_sums(model: nn.Module, batch: Any) -> dict[str, Any]:
 
 
 def _own_sums(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Labels per position weigh batches by their number of labels."""
+    """Classes, of positions or of samples, weigh batches by their number of labels."""
     output = model(**batch)
     loss, labels = own_loss(output), batch.get("labels")
-    if isinstance(labels, Tensor) and labels.dim() == 2 and not labels.is_floating_point():
-        count: Any = (labels != _NO_LABEL).sum()
-        return {"loss": loss * count, "log_perplexity": loss * count, "count": count}
-    size = num_samples(batch)
-    sums = {"loss": loss * size, "count": size}
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() not in (1, 2):
+        size = num_samples(batch)
+        return {"loss": loss * size, "count": size}
+    count = (labels != _NO_LABEL).sum()
+    total = torch.where(count > 0, loss * count, 0.0)  # the mean over no label is NaN
+    if labels.dim() == 2:
+        return {"loss": total, "log_perplexity": total, "count": count}
     logits = getattr(output, "logits", None)
-    if isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point() and logits is not None:
-        sums["accuracy"] = (logits.argmax(-1) == labels).sum()
-    return sums
+    accuracy = {} if logits is None else {"accuracy": (logits.argmax(-1) == labels).sum()}
+    return {"loss": total, "count": count} | accuracy
 
 
 def pair(batch: Any) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ class Prices:
     budget: Price
     target: float
     weight: Tensor
+    unit: str
 
 
 def count_rest(model: nn.Module, named: Mapping[str, GaudiModule], budget: Budget, example_inputs: Any) -> Rest:
@@ -89,15 +90,20 @@ def unit_prices(budget: Budget, widths: Widths, positions: Sequence[float], rest
         base = sum(time.base for time in rest.layer_times) + (rest.seconds if whole else 0.0)
         price = Price(widths.per_layer(slopes, torch.float64), base)
         target, unit = budget.seconds, "seconds"
-    least = float(widths.cost(widths.read() * (1 - widths.trainable), price))
-    if least > target:
-        raise ValueError(
-            f"the budget of {target:.4g} {unit} cannot be met: what does not follow the trainable widths takes "
-            f"{least:.4g} alone."
-        )
     weight = price.per_element * widths.length
     mean = weight.mean()  # 0 where the clock saw no layer depend on its widths: then no width is worth shrinking
-    return Prices(price, target, torch.where(mean > 0, weight / mean, 0.0).float())
+    prices = Prices(price, target, torch.where(mean > 0, weight / mean, 0.0).float(), unit)
+    check_reachable(prices, widths)
+    return prices
+
+
+def check_reachable(prices: Prices, widths: Widths) -> None:
+    least = float(widths.cost(widths.read() * (1 - widths.trainable), prices.budget))
+    if least > prices.target:
+        raise ValueError(
+            f"the budget of {prices.target:.4g} {prices.unit} cannot be met: what does not follow the trainable widths "
+            f"takes {least:.4g} alone."
+        )
 
 
 def mults_price(widths: Widths, positions: Sequence[float], base: float = 0.0) -> Price:

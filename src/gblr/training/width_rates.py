@@ -43,6 +43,13 @@ class WidthRates:
             raise ValueError("all widths are frozen: there is no structure to learn.")
         self.last_optimizer = next(o for o in reversed(optimizers) if any(o is owner for owner in owners))
 
+    def trainable(self) -> list[bool]:
+        """Of each layer, whether its widths learn now: they require gradients, and an optimizer holds them."""
+        return [
+            place is not None and layer.width_frac.requires_grad
+            for place, layer in zip(self._places, self._layers, strict=True)
+        ]
+
     def full_shrinkage(self, total_steps: int) -> float:
         """The lambda_0 that would take a width from the whole axis to nothing in 3 % of the steps."""
         groups = [place[0].param_groups[place[1]] for place in self._places if place]

@@ -42,7 +42,8 @@ class Widths:
         self.align = self.per_layer([(layer.align, layer.align) for layer in self.layers])
         self._last = (self.length / self.align).floor() * self.align  # the largest multiple on the axis
         self._real = self.per_layer([(not layer.rounding,) * 2 for layer in self.layers]).bool()
-        self.trainable = self.per_layer([(layer.width_frac.requires_grad,) * 2 for layer in self.layers])
+        self._trains = [layer.width_frac.requires_grad for layer in self.layers]
+        self.trainable = self.per_layer([(trains,) * 2 for trains in self._trains])
         kinds = sorted({(n, layer.rounding) for layer in self.layers for n in layer._axes})
         starts = dict(zip(kinds, itertools.accumulate((n + 1 for n, _ in kinds), initial=0), strict=False))
         self._offset = self.per_layer(
@@ -63,6 +64,14 @@ class Widths:
         counts = torch.tensor(self.num_blocks)
         spread = torch.tensor([list(pair) for pair in values], dtype=dtype).repeat_interleave(counts, 0)
         return spread.T.contiguous().to(self.device)
+
+    def set_trainable(self, trains: Sequence[bool]) -> bool:
+        """Which layers have widths that may be cut; whether that is news. In place, as captured steps read it."""
+        if list(trains) == self._trains:
+            return False
+        self._trains = list(trains)
+        self.trainable.copy_(self.per_layer([(one,) * 2 for one in trains]))
+        return True
 
     def read(self) -> Float[Tensor, "2 blocks"]:
         """Their present values, gathered from all processes where parameters are sharded; 0 for what is no number.

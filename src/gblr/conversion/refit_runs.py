@@ -1,0 +1,124 @@
+"""What layers are given in a model, and what those of its teacher answer: runs for `refit.py`."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from torch import Tensor, nn
+
+from gblr.conversion.block_runs import BlockRuns
+from gblr.conversion.calibrate import batch_call, input_vectors, padding_of
+from gblr.conversion.goals import Halves
+
+_DIFFER = "{}: {} in the model and {} in its teacher, so that its outputs cannot be compared."
+
+
+class _Reached(Exception):
+    """Every layer that was asked for has been run."""
+
+
+def repeated_layers(model: nn.Module, teacher: nn.Module, names: Sequence[str], batch: Any) -> set[str]:
+    """Layers that are called more than once in a run, as often in the model as in its teacher."""
+    calls, in_teacher = (_num_calls(each, names, batch) for each in (model, teacher))
+    for name in names:
+        if calls[name] != in_teacher[name]:
+            raise ValueError(_DIFFER.format(name, f"called {calls[name]} times", in_teacher[name]))
+    return {name for name in names if calls[name] > 1}
+
+
+def _num_calls(model: nn.Module, names: Sequence[str], batch: Any) -> Counter[str]:
+    calls: Counter[str] = Counter()
+    with ExitStack() as stack:
+        for name in names:
+
+            def hook(*_: Any, name: str = name) -> None:
+                calls[name] += 1
+
+            stack.callback(model.get_submodule(name).register_forward_pre_hook(hook).remove)
+        batch_call(model, batch)
+    return calls
+
+
+def collect_pairs(
+    model: BlockRuns,
+    teacher: BlockRuns,
+    names: Sequence[str],
+    repeated: set[str],
+    tick: Callable[[], None] = lambda: None,
+) -> dict[str, Halves]:
+    """Inputs from the model as it is now, outputs from its teacher: of every call, the first to the first and so on."""
+    found: dict[str, Halves] = {}
+    shared = _has_other_names(model.model, names)
+    for runs in (model, teacher):
+        runs.go_to("" if shared else names[0])  # calls of a shared layer may lie in several blocks
+    ends_early = repeated.isdisjoint(names)
+    for number in range(len(model.batches)):
+        outputs = _outputs(teacher, names, number, ends_early)
+        for name, inputs in _inputs(model, names, number, ends_early).items():
+            if len(inputs) != len(outputs[name]):
+                raise ValueError(_DIFFER.format(name, f"called {len(inputs)} times", len(outputs[name])))
+            for x, y in zip(inputs, outputs[name], strict=True):
+                if len(x) != len(y):
+                    raise ValueError(_DIFFER.format(name, f"given {len(x)} vectors", len(y)))
+                if name not in found:
+                    found[name] = Halves.zeros(x.shape[1], y.shape[1], x.device)
+                found[name].add(x, y.to(x.device))
+        tick()
+    return found
+
+
+def _has_other_names(model: nn.Module, names: Sequence[str]) -> bool:
+    layers = {model.get_submodule(name) for name in names}
+    return sum(module in layers for _, module in model.named_modules(remove_duplicate=False)) > len(layers)
+
+
+def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: bool) -> dict[str, list[Tensor]]:
+    padding = padding_of(model.batches[number])
+
+    def read(module: nn.Module, args: Any, kwargs: Any) -> Tensor:
+        geometry = getattr(module, "geometry", None)
+        return input_vectors(args[0] if args else next(iter(kwargs.values())), geometry, padding)
+
+    def register(module: nn.Module, hook: Any) -> Any:
+        return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    return _run(model, names, number, register, read, ends_early)
+
+
+def _outputs(teacher: BlockRuns, names: Sequence[str], number: int, ends_early: bool) -> dict[str, list[Tensor]]:
+    padding = padding_of(teacher.batches[number])
+
+    def read(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if isinstance(module, nn.Conv2d):
+            return output.flatten(2).mT.reshape(-1, output.shape[1]).float()
+        return input_vectors(output, None, padding)
+
+    def register(module: nn.Module, hook: Any) -> Any:
+        return module.register_forward_hook(hook, prepend=True)  # before a hook of the user's changes the output
+
+    return _run(teacher, names, number, register, read, ends_early)
+
+
+def _run(
+    runs: BlockRuns, names: Sequence[str], number: int, register: Any, read: Callable[..., Tensor], ends_early: bool
+) -> dict[str, list[Tensor]]:
+    """What `read` finds at each call of the layers. Ends the run once all were met, where they are called but once."""
+    kept: dict[str, list[Tensor]] = {}
+    with ExitStack() as stack:
+        for name in names:
+
+            def hook(*args: Any, name: str = name) -> None:
+                value = read(*args)  # a copy where the run goes on: it may change tensors in place
+                kept.setdefault(name, []).append(value if ends_early else value.clone())
+                if ends_early and len(kept) == len(names):
+                    raise _Reached
+
+            stack.callback(register(runs.model.get_submodule(name), hook).remove)
+        with suppress(_Reached):
+            runs.run(number)
+    if len(kept) < len(names):
+        raise ValueError(
+            f"{', '.join(names)}: not every layer runs on every batch, so their outputs cannot be compared."
+        )
+    return kept

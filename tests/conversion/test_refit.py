@@ -1,0 +1,139 @@
+"""Refits of layers that are called several times, stand in several places, or are frozen."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gblr
+from gblr.conversion.block_runs import BlockRuns
+from gblr.conversion.refit import refit_layers_
+from gblr.conversion.refit_runs import collect_pairs, repeated_layers
+from tests.helpers import raises_value_error
+
+
+class Twice(nn.Module):
+    """Its layer feeds itself, with inputs of another kind at the second call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.layer(self.layer(x).relu_() * 10 + 3)
+
+
+def batches(width: int = 32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(64, width, generator=generator) for _ in range(2)]
+
+
+def distance(model: nn.Module, teacher: nn.Module) -> float:
+    with torch.no_grad():
+        pairs = [(model(x), teacher(x)) for x in batches()]
+    return sum(float((a - b).square().sum() / b.square().sum()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("config", [gblr.LowRankConfig(0.5), gblr.GaudiConfig(0.5)], ids=["low_rank", "gaudi"])
+def test_a_layer_that_is_called_twice_is_fitted_to_both_calls(config, seed):
+    torch.manual_seed(seed)
+    teacher = Twice().eval()
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, config, calibration=batches())
+    before = distance(model, teacher)
+    (row,) = refit_layers_(model, teacher, batches())
+    assert distance(model, teacher) <= before * 1.001 and row.error <= row.error_before
+
+
+def test_all_calls_count():
+    """The second sees what the first does not: columns that were zero before."""
+
+    class Halved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(32, 8)
+
+        def forward(self, x):
+            return self.layer(x * mask) + self.layer(x * (1 - mask))
+
+    mask = (torch.arange(32) < 16).float()
+    torch.manual_seed(0)
+    teacher = Halved().eval()
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.5), calibration=batches())
+    with torch.no_grad():
+        model.layer.u.mul_(0.5)
+    refit_layers_(model, teacher, batches())
+    first, second = (model.layer.weight - teacher.layer.weight).detach().square().sum(0).view(2, 16).sum(1)
+    assert 0.7 < first / second < 1.4  # 0.5 where the second call is not looked at
+
+
+class Shared(nn.Module):
+    """One layer in two blocks of a chain of three."""
+
+    def __init__(self, tied: bool = True):
+        super().__init__()
+        first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+        layers = first, first if tied else second, nn.Linear(16, 16)
+        self.layers = nn.ModuleList(nn.Sequential(layer, nn.Tanh()) for layer in layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_layer_in_two_places_stays_one_and_is_fitted_to_both():
+    torch.manual_seed(0)
+    teacher = Shared().eval()
+    model = copy.deepcopy(teacher)
+    small = nn.Sequential(model.layers[0][0])
+    gblr.convert_(small, gblr.LowRankConfig(0.5))
+    gblr.convert_(model, gblr.LowRankConfig(0.5), gblr.linear_layers(include=("layers.2.0",)))
+    model.layers[0][0] = model.layers[1][0] = small[0]
+    names = ["layers.0.0", "layers.2.0"]
+    runs = BlockRuns(model, batches(16), names), BlockRuns(teacher, batches(16), names)
+    with torch.no_grad():
+        seen = collect_pairs(*runs, names[:1], repeated_layers(model, teacher, names, batches(16)[0]))
+    assert len(runs[0].blocks) == 3 and seen[names[0]].whole().count == 2 * 2 * 64  # calls, batches, rows
+    refit_layers_(model, teacher, batches(16))
+    assert model.layers[0][0] is model.layers[1][0] is not small[0]
+
+
+def test_a_teacher_that_calls_a_layer_more_often_is_refused():
+    teacher, model = Shared(), Shared(tied=False)
+    gblr.convert_(model, gblr.LowRankConfig(0.5))
+    with raises_value_error("layers.0.0", "called 1 times in the model and 2 in its teacher"):
+        refit_layers_(model, teacher, batches(16))
+
+
+def converted() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.GaudiConfig(0.5, steps=2))
+    return model, teacher
+
+
+def test_what_is_frozen_stays_so_and_the_mode_stays():
+    model, teacher = converted()
+    for parameter in model[0].structure_parameters():
+        parameter.requires_grad_(False)
+    model[2].requires_grad_(False).bias.requires_grad_()
+    model.train()
+    model[2].eval()
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    old = model[0]
+    gblr.heal_(model, teacher, batches(16))
+    assert model[0] is not old and {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
+    assert [model[i].training for i in (0, 2)] == [True, False]
+
+
+def test_a_form_that_was_chosen_stays():
+    model, teacher = converted()
+    gblr.harden_(model, plan="factors")
+    old = model[0]
+    gblr.heal_(model, teacher, batches(16))
+    assert model[0] is not old and (model[0].planned, model[0].form) == ("factors", "factors")
