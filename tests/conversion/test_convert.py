@@ -361,3 +361,9 @@ def test_a_model_that_is_structured_already_is_told_apart_from_one_without_layer
         convert_(model, LowRankConfig(0.5))
     with raises_value_error("no linear or convolution layer"):
         convert_(nn.Sequential(nn.ReLU()), LowRankConfig(0.5))
+
+
+def test_a_layer_that_is_too_small_for_the_cost_is_named():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 3), nn.Linear(3, 64), nn.Linear(64, 3))
+    with raises_value_error("1 and 1 more of this shape", "3 x 64", "leave this layer out"):
+        convert_(model, LowRankConfig(0.1), linear_layers(include=("1", "3")))

@@ -56,9 +56,15 @@ class Assembly:
         self.inner, self.config, self.accelerator = model, config, accelerator
         self.whole: nn.Module | None = None
         self.learner: StructureLearner | None = None
+        gaudi = [module for module in model.modules() if isinstance(module, GaudiModule)]
         self._modes = modes_of(model)
+        self._frozen: list[nn.Parameter] = []
         if config.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
             raise ValueError("`cuda_graphs` is for one process with a CUDA device; train without it here.")
+        if config.budget is None:  # nothing would keep the cost
+            self._frozen = [p for module in gaudi for p in module.structure_parameters() if p.requires_grad]
+            for parameter in self._frozen:
+                parameter.requires_grad_(False)
         if not model.training:  # else parts in evaluation mode are meant to be: batch norms with fixed statistics
             model.train()
         model.to(accelerator.device)
@@ -136,6 +142,8 @@ class Assembly:
         if self._layout is not None:
             self._layout.undo()
         restore_modes(self._modes)
+        for parameter in self._frozen:
+            parameter.requires_grad_(True)
         if self.accelerator.device.type != "cpu":  # optimizer states would stay on the device until python cleans up
             self.accelerator.free_memory()
 

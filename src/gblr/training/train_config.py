@@ -34,7 +34,9 @@ class TrainConfig:
     weights only. `clip_norm` bounds the gradient of everything but structure, whose optimizer is free of scale; None
     turns it off.
 
-    Structure: with a `budget`, Gaudi layers learn theirs, `sigma` being the smoothness of their masks.
+    Structure: with a `budget`, Gaudi layers learn theirs, `sigma` being the smoothness of their masks; without one it
+    stays, as nothing would keep the cost. Models without Gaudi layers, such as a dense one to compare with, leave both
+    aside.
 
     Images: `mixup` and `cutmix` are the parameters of the Beta distributions, as in timm, 0 for off; with both on, each
     takes half of the batches. `ema` is the decay of an average of the weights, which evaluation then uses; structure is
