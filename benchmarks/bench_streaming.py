@@ -105,7 +105,11 @@ def run_case(source: Path, method: str, calibrated: bool, limit: int) -> dict[st
     done = subprocess.run(command, env=os.environ | one, text=True, capture_output=True)
     row: dict[str, Any] = {"within": done.returncode == 0, "seconds": round(time.perf_counter() - begin, 1)}
     lines = (done.stdout if row["within"] else done.stderr).strip().splitlines()
-    return row | (json.loads(lines[-1]) if row["within"] else {"error": lines[-1][:200] if lines else ""})
+    return row | (
+        json.loads(lines[-1])
+        if row["within"]
+        else {"error": lines[-1].replace(str(source), "DIR")[:200] if lines else ""}
+    )
 
 
 def convert_limited(source: Path, method: str, calibrated: bool, limit: int) -> int:
