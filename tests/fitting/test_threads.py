@@ -1,5 +1,6 @@
 """Matrices of a batch shared out among threads: the same outcome in the same order, and an end when one fails."""
 
+import _thread
 import threading
 import time
 
@@ -81,3 +82,24 @@ def test_fits_in_threads_are_those_of_one(generator):
     torch.set_num_threads(3)
     for ours, theirs in zip(together, alone, strict=True):
         assert_close(ours.to_dense(), theirs.to_dense(), atol=1e-3, rtol=1e-3)
+
+
+def test_an_interrupt_does_not_wait_for_the_shares():
+    """Ctrl-C in the middle of a long fit: what still runs ends at its next tick."""
+    ended = threading.Event()
+
+    def slow(share, tick):
+        if share.start == 0:
+            _thread.interrupt_main()
+        try:
+            while True:
+                time.sleep(2)
+                tick()
+        finally:
+            ended.set()
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        shared_out(slow, WEIGHTS)
+    assert time.monotonic() - begin < 1.5
+    assert ended.wait(20)

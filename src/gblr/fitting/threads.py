@@ -6,7 +6,6 @@ as many times, and where other programs run too, for longer than they work.
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
@@ -67,24 +66,36 @@ def shared_out(
     if len(shares) == 1:
         return work(shares[0], tick)
     stop, modes = threading.Event(), (torch.is_inference_mode_enabled(), torch.is_grad_enabled())
+    outcomes: list[list[Found]] = [[] for _ in shares]
+    errors: list[BaseException] = []
 
-    def one(number: int) -> list[Found]:
+    def one(number: int) -> None:
         def ticked() -> None:
             if stop.is_set():
                 raise _Stopped
             if number == 0:  # they are equally far
                 tick()
 
-        with torch.inference_mode(modes[0]), torch.set_grad_enabled(modes[1]):  # each thread has its own
-            return work(shares[number], ticked)
-
-    with _one_thread(), ThreadPoolExecutor(len(shares)) as pool:
-        futures = [pool.submit(one, number) for number in range(len(shares))]
         try:
-            return [found for future in futures for found in future.result()]
-        except BaseException:
+            with torch.inference_mode(modes[0]), torch.set_grad_enabled(modes[1]):  # each thread has its own
+                outcomes[number] = work(shares[number], ticked)
+        except BaseException as error:
+            errors.append(error)
             stop.set()
-            raise
+
+    # daemons: an interrupt does not wait for them, and they end at their next tick, or with the program
+    threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(len(shares))]
+    with _one_thread():
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            stop.set()
+    if errors:
+        raise errors[0]
+    return [found for share in outcomes for found in share]
 
 
 def _shares(weight: Tensor) -> list[slice]:
