@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from gblr.cli.app import app
 from gblr.workflows.variants import Variant
 from tests.cli.conftest import TINY
+from tests.data.tiny_files import write_images
 
 COMMANDS = ("compress", "train", "inspect", "report", "bench", "export", "reproduce")
 
@@ -40,7 +42,7 @@ def test_a_run_is_inspected_timed_exported_and_reported(gblr, small, tmp_path):
     assert json.loads(ended.out)["difference"] < 1e-4 and (tmp_path / "model.onnx").stat().st_size > 1000
     assert gblr("export", small.folder, "--format", "torch").code == 0
     program = torch.export.load(small.folder / "model.pt2").module()
-    assert program(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    assert program(torch.zeros(2, 1, 8, 8)).shape == (2, 10) and program(torch.zeros(5, 1, 8, 8)).shape == (5, 10)
     ended = gblr("report", small.folder)
     assert ended.code == 0 and "<html" in (small.folder / "report.html").read_text()
 
@@ -108,10 +110,10 @@ def test_structure_is_learned_from_scratch_by_a_recipe(gblr, tmp_path):
     [
         (("compress", "vit:digits", "--data", "no/such/images.parquet"), 1, "no/such/images.parquet"),
         (("compress", "no/such/model", "--data", "digits"), 1, "no/such/model"),
-        (("compress", "vit:digits", "--data", "digits", "--cost", "30"), 1, "fraction"),
-        (("compress", "vit:digits", "--data", "digits", "--method", "magic"), 1, "low-rank"),
-        (("compress", "vit:digits", "--data", "digits", "--distill", "0.9"), 1, "give --train"),
-        (("compress", "vit:digits", "--data", "digits", "--train", "1", "--distill", "9"), 1, "lies in [0, 1]"),
+        (("compress", "vit:digits", "--data", "digits", "--cost", "30"), 2, "--cost is a fraction"),
+        (("compress", "vit:digits", "--data", "digits", "--method", "magic"), 2, "low-rank"),
+        (("compress", "vit:digits", "--data", "digits", "--distill", "0.9"), 2, "give --train"),
+        (("compress", "vit:digits", "--data", "digits", "--train", "1", "--distill", "9"), 2, "--distill is a share"),
         (("compress", "vit:digits"), 2, "--data"),
         (("compress", "vit:digits", "--data", "digits", "--train", "1", "--no-train"), 2, "exclude each other"),
         (("train", "vit:digits"), 2, "data"),
@@ -120,6 +122,7 @@ def test_structure_is_learned_from_scratch_by_a_recipe(gblr, tmp_path):
         (("export", "nowhere", "--format", "pdf"), 2, "onnx"),
         (("reproduce", "everything"), 2, "cifar10-learning"),
         (("conpress",), 2, "conpress"),
+        (("bench", "nowhere", "--threads", "0"), 2, "--threads"),
     ],
 )
 def test_mistakes_end_in_one_line_that_helps(gblr, arguments, code, words):
@@ -128,8 +131,81 @@ def test_mistakes_end_in_one_line_that_helps(gblr, arguments, code, words):
 
 
 def test_debug_shows_where_an_error_comes_from(gblr):
-    with pytest.raises(ValueError, match="fraction"):
-        gblr("compress", "vit:digits", "--data", "digits", "--cost", "30", "--debug")
+    with pytest.raises(FileNotFoundError, match="no/such"):
+        gblr("compress", "vit:digits", "--data", "no/such/images.parquet", "--debug")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--max-train", 0), ("--max-eval", 0), ("--batch-size", 0), ("--lr", -1), ("--structure-lr", "nan"),
+     ("--calibration", -5), ("--threads", 0), ("--train", -1), ("--distill", 3), ("--cost", 1.5), ("--block-rank", 0),
+     ("--method", "svd"), ("--baseline", "svd")],
+)  # fmt: skip
+def test_options_are_checked_before_anything_is_loaded_or_made(gblr, tmp_path, option, value):
+    ended = gblr("compress", "no/such/model", "--data", "digits", option, value)
+    assert ended.code == 2 and option in ended.err and "loading" not in ended.err
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_corrected_command_gets_the_folder_of_one_that_failed_for_its_options(gblr, tmp_path):
+    command = ("compress", "vit:digits", *TINY, "--method", "monarch", "--calibration", 16, "--out", "run")
+    ended = gblr(*command, "--cost", 0.001)
+    assert ended.code == 1 and "cost" in ended.err and not (tmp_path / "run").exists()
+    assert gblr(*command, "--cost", 0.5).code == 0
+
+
+def test_a_run_of_ones_own_model_is_used_from_another_folder(gblr, tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    net = "nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, 10))"
+    (tmp_path / "a" / "my_net.py").write_text(f"from torch import nn\ndef net(): return {net}\n")
+    monkeypatch.chdir(tmp_path / "a")
+    assert gblr("compress", "python:my_net:net", *TINY, "--calibration", 16, "--out", tmp_path / "run").code == 0
+    monkeypatch.chdir(tmp_path / "b")
+    monkeypatch.setattr("sys.path", [place for place in sys.path if place != str(tmp_path / "a")])
+    monkeypatch.delitem(sys.modules, "my_net")
+    ended = gblr("bench", tmp_path / "run", "--batch", 1)
+    assert ended.code == 0, ended.err
+
+
+def test_a_compressed_model_is_not_compressed_again(gblr, small):
+    ended = gblr("compress", small.folder, *TINY)
+    assert ended.code == 1 and "is compressed already: 18 layers structured" in ended.err and "densify_" in ended.err
+
+
+def test_a_fit_alone_ends_with_a_hint_at_healing(gblr, small):
+    options = ("--method", "low-rank", "--include", "blocks.0.fc1", "--calibration", 16, "--exclude", "haed")
+    ended = gblr("compress", "vit:digits", *TINY, *options, "--out", "run")
+    assert ended.err.splitlines()[-1].startswith("hint: ") and "--heal" in ended.err.splitlines()[-1]
+    assert "hint: " not in small.err
+    assert "1 layer to convert" in ended.err and "1 layer converted" in ended.err
+    assert "pattern 'haed' matches no module (near matches: head" in ended.err
+
+
+def test_images_are_normalised_alike_in_training_and_compression(gblr, tmp_path):
+    write_images(tmp_path / "data", 20)
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(192, 3))\n"
+    )
+    options = ("--data", "data", "--max-eval", 6, "--threads", 1)
+    ended = gblr("train", "python:nets:net", *options, "--epochs", 1, "--out", "dense")
+    assert ended.code == 0 and "images: scaled to [0, 1], mean 0.2" in ended.err and "`image_mean`" in ended.err
+    stored = json.loads((tmp_path / "dense" / "run.json").read_text())
+    assert len(stored["data"]["image_mean"]) == len(stored["data"]["image_std"]) == 3
+    write_images(tmp_path / "data", 10, classes=("bird",))  # other pixels would be measured now
+    ended = gblr("compress", "dense", *options, "--max-train", 5, "--include", "1", "--calibration", 4, "--json")
+    assert json.loads(ended.out)["data"]["image_mean"] == stored["data"]["image_mean"]
+    assert gblr("report", "dense").code == 0
+
+
+def test_without_a_command_there_is_help_and_no_error(gblr):
+    ended = gblr()
+    assert "compress" in ended.out and "error" not in ended.err
+
+
+def test_the_help_names_every_kind_of_model(gblr):
+    for command in ("compress", "train"):
+        assert ".gguf" in gblr(command, "--help").out
 
 
 def test_version_tells_what_can_be_used(gblr):
@@ -175,4 +251,4 @@ def test_layers_are_healed_after_the_fit(gblr, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["results"][1]["relative_cost"] <= 0.3
     for option in ("--heal", "--sensitivity"):
         ended = gblr("compress", "vit:digits", *TINY, "--calibration", 0, option, "--out", "other")
-        assert ended.code == 1 and "--calibration" in ended.err
+        assert ended.code == 2 and "--calibration" in ended.err

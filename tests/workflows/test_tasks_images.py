@@ -94,6 +94,19 @@ def test_images_are_fitted_to_the_model_and_normalised_as_it_wants(classifier, t
     assert 0 <= task.evaluate(classifier.model) <= 100
 
 
+@pytest.mark.parametrize("kind", ["folder", "table"])
+def test_what_images_are_normalised_by_does_not_depend_on_how_many_are_used(kind, tmp_path):
+    net = own(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
+    if kind == "folder":
+        write_images(tmp_path / "data", 10)
+    else:
+        write_table(tmp_path / "data" / "train.parquet", image_rows([0, 1, 2] * 8))
+    whole, few = (load_task(str(tmp_path / "data"), net, max_train=most) for most in (None, 4))
+    assert whole.image_mean == few.image_mean and whole.image_std == few.image_std and len(few.samples) == 4
+    x = whole.samples.inputs(range(len(whole.samples)))
+    assert x.mean((0, 2, 3)).abs().max() < 1e-4 and f"mean {whole.image_mean[0]:.3g}" in whole.note
+
+
 def test_parquet_and_folder_agree(tmp_path):
     write_table(tmp_path / "t" / "train.parquet", image_rows([0, 1, 2] * 5))
     write_table(tmp_path / "t" / "test.parquet", image_rows([0, 1, 2, 2]))

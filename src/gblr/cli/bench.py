@@ -11,8 +11,8 @@ from gblr.cli.app import AsJson, Debug, Folder, app, example
 @app.command(epilog=example("gblr bench runs/try --batch 1 --batch 16"))
 def bench(
     folder: Folder,
-    batch: Annotated[list[int] | None, typer.Option(help="Batch size; may be repeated.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads, if not torch's own number.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size; may be repeated.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads, if not torch's own number.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -13,7 +13,8 @@ from gblr.cli.app import AsJson, Debug, app, example
 Model = Annotated[
     str,
     typer.Argument(
-        help="Hugging Face directory or id, a folder of gblr, timm:NAME, python:module:function, or vit:digits.",
+        help="Hugging Face directory or id, a .gguf file, a folder of gblr, timm:NAME, python:module:function, or "
+        "vit:digits.",
         show_default=False,
     ),
 ]
@@ -35,7 +36,7 @@ Rank = Annotated[
 ]
 Names = Annotated[list[str] | None, typer.Option(help="Names or patterns of layers; may be repeated.")]
 Number = Annotated[int | None, typer.Option(help="Use at most so many samples.")]
-Threads = Annotated[int | None, typer.Option(help="Of the CPU; small models are faster with 1 or 2.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU; small models are faster with 1 or 2.")]
 Rate = Annotated[float | None, typer.Option(help="Learning rate, if not what suits the data.")]
 Baselines = Annotated[
     list[str] | None,
@@ -151,14 +152,14 @@ def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json
 
     from gblr.training.rng import seed_all
     from gblr.workflows.compress import compress as run
+    from gblr.workflows.compress import hint
     from gblr.workflows.listing import list_layers
     from gblr.workflows.model_source import open_model
-    from gblr.workflows.settings import Settings
     from gblr.workflows.tasks import load_task
 
+    settings = _settings(options)
     if threads:
         torch.set_num_threads(threads)
-    settings = Settings(**options)
     out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
     show.say(f"loading {settings.model}")
     seed_all(settings.seed)  # a model may come with random weights
@@ -172,14 +173,18 @@ def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json
     limits = {"max_train": settings.max_train, "max_eval": settings.max_eval}
     task = load_task(settings.data, loaded, seed=settings.seed, **limits)
     show.say(f"{task.name}: {task.what}")
+    if task.note:
+        show.say(task.note)
     if settings.method != "dense":
-        show.say(list_layers(loaded.model, settings))
+        show.say(list_layers(loaded.model, settings, task.example))
     record = run(settings, loaded, task, out, shlex.join(["gblr", *sys.argv[1:]]), show.say)
     if as_json:
         show.as_json(record)
         return
     show.out.print(show.results(record))
     show.out.print(f"model:  {out / 'model'}\nrecord: {out / 'run.json'}\npage:   gblr report {out}")
+    if hint(settings):
+        show.say(hint(settings))
 
 
 def _stream(options: dict[str, Any], out: Path | None, threads: int | None, as_json: bool) -> None:
@@ -187,12 +192,11 @@ def _stream(options: dict[str, Any], out: Path | None, threads: int | None, as_j
 
     import torch
 
-    from gblr.workflows.settings import Settings
     from gblr.workflows.stream import stream
 
+    settings = _settings(options)
     if threads:
         torch.set_num_threads(threads)
-    settings = Settings(**options)
     out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
     report = stream(settings, out, show.say)
     if int(os.environ.get("RANK", 0)):
@@ -202,6 +206,15 @@ def _stream(options: dict[str, Any], out: Path | None, threads: int | None, as_j
         return
     show.out.print(report)
     show.out.print(f"model: {out / 'model'}")
+
+
+def _settings(options: dict[str, Any]) -> Any:
+    from gblr.workflows.settings import Settings
+
+    try:
+        return Settings(**options)
+    except (ValueError, TypeError) as error:  # a recipe may have names and types of its own
+        raise typer.BadParameter(str(error).removeprefix("Settings.__init__() ")) from error
 
 
 def default_name(model: str, method: str, cost: float) -> str:

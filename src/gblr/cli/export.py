@@ -28,4 +28,9 @@ def export(
     if as_json:
         show.as_json(found)
         return
-    show.out.print(f"{found['file']}: {show.size(found['bytes'])}")
+    operators = f", {found['operators']} operators" if "operators" in found else ""
+    show.out.print(f"{found['file']}: {show.size(found['bytes'])}{operators}", markup=False, soft_wrap=True)
+    for name, shape in found["inputs"].items():
+        show.out.print(f"input {name}: {' x '.join(map(str, shape))}", markup=False)
+    if found.get("difference") is not None:
+        show.out.print(f"outputs differ from torch's by {found['difference']:.1e} of the largest")

@@ -21,10 +21,12 @@ def plain(error: BaseException) -> str:
 
 
 def usage_error(console: Console, error: Any) -> None:
+    if not error.format_message():  # `gblr` alone has shown its help
+        return
     context = getattr(error, "ctx", None)
     if context is not None:
         console.print(context.get_usage(), markup=False)
-    console.print(f"[bold]error:[/] {escape(error.format_message())}")
+    console.print(f"[bold]error:[/] {escape(error.format_message())}", soft_wrap=True)
     if context is not None:
         console.print(f"Try '{context.command_path} --help'.", markup=False)
 

@@ -259,9 +259,9 @@ def fit_piece(config: Config, piece: Sequence[Job], tick: Tick = lambda: None) -
     try:
         with few_threads(weight):
             matrices = fit_batch(config.for_dtype(piece[0].weight.dtype), weight, gram, budget, tick)
-    except ValueError as error:  # a budget below the smallest matrix: which layers are to be left out?
+    except ValueError as reason:  # a budget below the smallest matrix: which layers are to be left out?
         more = f" and {len(piece) - 1} more of this shape" if len(piece) > 1 else ""
-        raise ValueError(f"{piece[0].name}{more}: {error}") from error
+        raise ValueError(f"{piece[0].name}{more}: {reason}") from reason
     if piece[0].sensitivity is not None:
         matrices = [m.scale_rows(1 / _factors(job)) for m, job in zip(matrices, piece, strict=True)]
         weight = _stacked([job.weight.float() for job in piece])

@@ -92,7 +92,7 @@ class Report(Sequence[str]):
             layer, what = escape(row.layer), escape(row.what)  # "c_attn[q]" is a name, not markup
             table.add_row(layer, f"{row.shape[0]} x {row.shape[1]}", what, error, cost, seconds)
         error = "" if self.mean_error is None else f"{self.mean_error:.4f}"
-        total = f"{len(self)} layers converted"
+        total = f"{len(self)} layer{'' if len(self) == 1 else 's'} converted"
         table.add_section()
         table.add_row(total, "", "of the converted layers", error, f"{self.relative_cost:.3f}", f"{self.seconds:.1f}")
         return table

@@ -70,12 +70,12 @@ class Fields:
         return Fields(value or {}, self.at(name))
 
     def texts(self, name: str) -> dict[str, str]:
-        """An object of texts or numbers, all as texts; entries that are null are left out."""
+        """An object of texts, numbers or lists of numbers, all as texts; entries that are null are left out."""
         inner = self.object(name)
         for key, value in inner.values.items():
-            if value is not None and not isinstance(value, (str, int, float)):
-                raise inner.wrong(key, "a text or a number", value)
-        return {key: str(value) for key, value in inner.values.items() if value is not None}
+            if value is not None and not isinstance(value, (str, int, float)) and not _are_numbers(value):
+                raise inner.wrong(key, "a text or a number, or a list of numbers", value)
+        return {key: _as_text(value) for key, value in inner.values.items() if value is not None}
 
     def seconds(self, name: str) -> dict[str, float]:
         """An object of positive times; entries that are null are left out."""
@@ -108,6 +108,14 @@ class Fields:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_number(entry) for entry in value)
+
+
+def _as_text(value: Any) -> str:
+    return ", ".join(f"{entry:.4g}" for entry in value) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _or_null(value: Any) -> bool:

@@ -51,7 +51,9 @@ def line_of(row: Row, total_steps: int) -> str:
     """
     others = [name for name in row if name not in (*_FIRST, *_UNSHOWN)]
     values = ", ".join(f"{name} {row[name]:.4f}" for name in (*_FIRST, *others) if name in row)
-    return f"epoch {row['epoch']:g}, step {row['step']} of {total_steps}, {duration(row['seconds'])}: {values}"
+    return (
+        f"epoch {round(row['epoch'], 2):g}, step {row['step']} of {total_steps}, {duration(row['seconds'])}: {values}"
+    )
 
 
 def _board(out: Path | None) -> Any:

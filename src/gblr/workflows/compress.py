@@ -18,7 +18,8 @@ from gblr.models.load import LoadedModel
 from gblr.reports.record import save_record
 from gblr.workflows.block_ranks import with_block_rank
 from gblr.workflows.describe import describe_layers, describe_types, environment
-from gblr.workflows.settings import TITLES, Settings, claim
+from gblr.workflows.model_source import lasting_source, module_folder
+from gblr.workflows.settings import TITLES, Settings, claimed
 from gblr.workflows.tasks import Task
 from gblr.workflows.variants import Say, Variant, seconds_per_batch
 
@@ -39,7 +40,11 @@ def compress(
             "has a loss of its own. Leave it out."
         )
     settings = with_block_rank(settings, loaded.model)
-    claim(out, settings)
+    with claimed(out, settings):
+        return _compress(settings, loaded, task, out, command, say)
+
+
+def _compress(settings: Settings, loaded: LoadedModel, task: Task, out: Path, command: str, say: Say) -> dict[str, Any]:
     begin = time.monotonic()
     first = () if settings.from_scratch else ("dense",)
     methods = list(dict.fromkeys([*first, settings.method, *settings.baselines]))
@@ -60,6 +65,13 @@ def compress(
         loaded.tokenizer.save_pretrained(out / "model")  # so that the folder can be opened alone
     save_record(record, out)
     return record
+
+
+def hint(settings: Settings) -> str:
+    """What to try next, after a run."""
+    if settings.from_scratch or settings.heal or settings.epochs or not settings.calibration:
+        return ""
+    return "hint: nothing was trained; refitting with --heal usually keeps more (see docs/howto/heal.md)"
 
 
 def summary(result: dict[str, Any], task: Task) -> str:
@@ -84,8 +96,14 @@ def make_record(
         "command": command,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "environment": environment(next(main.model.parameters()).device),
-        "model": {"source": loaded.source, "architecture": loaded.architecture},
-        "data": {"source": settings.data, "what": task.what},
+        "model": {
+            "source": lasting_source(loaded.source), "architecture": loaded.architecture,
+            "folder": module_folder(loaded.source),
+        },
+        "data": {
+            "source": lasting_source(settings.data), "what": task.what,
+            "image_mean": task.image_mean, "image_std": task.image_std,
+        },
         "method": settings.method,
         "cost": settings.cost,
         "metric": {"name": task.metric, "unit": task.unit, "higher_is_better": task.higher_is_better},
@@ -93,7 +111,7 @@ def make_record(
         "layers": describe_layers(main.model, dense, spent, main.result) if spent.converted else [],
         "by_type": describe_types(spent),
         "history": history,
-    }
+    }  # fmt: skip
 
 
 def _result(variant: Variant, main: bool, settings: Settings, times: dict[str, float]) -> dict[str, Any]:

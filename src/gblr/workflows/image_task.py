@@ -18,6 +18,7 @@ from gblr.workflows.outputs_task import outputs_task
 from gblr.workflows.task import Request, Task, call, device_of, main_output
 
 Images = ImageSet | Pictures
+MEASURED = 1000  # images that mean and standard deviation are taken of
 _EVAL_BATCH = 256
 _IN_MEMORY = 1 << 30  # bytes of decoded images that are kept; more than that are decoded whenever they are read
 _PART = 512  # images decoded between two ticks of progress
@@ -28,7 +29,8 @@ class ImageData:
     """Training and test images (None: a part of the training images) and their number of classes, 0 without labels.
 
     `at_least` marks a number of classes that was only counted: the model may have more. `mean` and `std` of the pixels
-    stand here where they are known; `pad` and `flip` are for training from scratch.
+    stand here where they are known; else they are measured, on `to_measure` where `train` is a part of the images.
+    `pad` and `flip` are for training from scratch.
     """
 
     train: Images
@@ -37,6 +39,7 @@ class ImageData:
     at_least: bool = False
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    to_measure: Images | None = None
     pad: int = 0
     flip: bool = False
 
@@ -46,8 +49,10 @@ def image_task(data: ImageData, request: Request) -> Task:
     loaded = request.loaded
     if loaded.kind not in ("images", "unknown"):
         raise ValueError(f"{request.source} has images, but {loaded.architecture} takes text.")
-    train, test = (_ready(part, loaded) for part in _parts(data, request))
-    mean, std = _normalisation(data, train, loaded)
+    whole, test = _parts(data, request)
+    train = _ready(_some(whole, draw_some(len(whole), request.max_train, request.seed)), loaded)
+    test = _ready(_some(test, draw_some(len(test), request.max_eval, request.seed)), loaded)
+    mean, std = _normalisation(data, whole, train, loaded)
     pad, flip = (0, False) if loaded.pretrained else (data.pad, data.flip)
     train_images = PreparedImages(train, mean, std, pad, flip, dtype=loaded.dtype)
     test_images = PreparedImages(test, mean, std, dtype=loaded.dtype)
@@ -55,7 +60,8 @@ def image_task(data: ImageData, request: Request) -> Task:
     size = " x ".join(str(n) for n in train_images.inputs([0]).shape[-2:])
     counts = f"{len(train)} training and {len(test)} test images of {size}"
     if data.num_classes == 0 or (scores.dim() != 2 and loaded.kind == "images"):
-        return outputs_task(train_images, test_images, counts, request, batch_size=64)
+        task = outputs_task(train_images, test_images, counts, request, batch_size=64)
+        return replace(task, image_mean=mean, image_std=std)
     _check_classes(scores, data, request)
     return Task(
         name="image classification", source=request.source, what=f"{counts}, {data.num_classes} classes",
@@ -63,7 +69,7 @@ def image_task(data: ImageData, request: Request) -> Task:
         samples=train_images, train_data=train_images, eval_data=test_images,
         score=lambda model: accuracy(model, test_images),
         train_defaults=_train_defaults(loaded, len(train)), distill=0.9 if loaded.pretrained else 0.0,
-        batch_size=64, seed=request.seed, device=loaded.device,
+        batch_size=64, seed=request.seed, device=loaded.device, image_mean=mean, image_std=std,
     )  # fmt: skip
 
 
@@ -84,9 +90,7 @@ def _parts(data: ImageData, request: Request) -> tuple[Images, Images]:
     if test is None:
         kept, held_out = draw_held_out(len(train), request.seed)
         train, test = _some(data.train, kept), _some(data.train, held_out)
-    train_index = draw_some(len(train), request.max_train, request.seed)
-    test_index = draw_some(len(test), request.max_eval, request.seed)
-    return _some(train, train_index), _some(test, test_index)
+    return train, test
 
 
 def _some(images: Images, index: list[int]) -> Images:
@@ -112,13 +116,17 @@ def _ready(images: Images, loaded: LoadedModel) -> Images:
     return ImageSet(torch.cat(pixels), images.labels)
 
 
-def _normalisation(data: ImageData, train: Images, loaded: LoadedModel) -> tuple[tuple[float, ...], ...]:
-    """The model's own, else that of the data, else as measured."""
-    some = train[list(range(min(len(train), 1000)))][0]
+def _normalisation(
+    data: ImageData, whole: Images, train: Images, loaded: LoadedModel
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The model's own, else that of the data, else as measured: alike for every --max-train."""
+    channels = train[[0]][0].shape[1]
     for mean, std in ((loaded.image_mean, loaded.image_std), (data.mean, data.std)):
-        if mean is not None and std is not None and len(mean) in (1, some.shape[1]):
+        if mean is not None and std is not None and len(mean) in (1, channels):
             return tuple(mean), tuple(std)
-    return channel_statistics(some)
+    images = data.to_measure or whole
+    some = _ready(_some(images, draw_some(len(images), MEASURED, seed=0)), loaded)
+    return channel_statistics(some[list(range(len(some)))][0])
 
 
 def _try(loaded: LoadedModel, images: PreparedImages, source: str) -> Tensor:

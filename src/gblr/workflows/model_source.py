@@ -1,6 +1,7 @@
 """Models that gblr wrote itself, beside all that `load_model` knows: runs, and folders of `save_pretrained`."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,36 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged: {error}") from error
 
 
+def lasting_source(source: str) -> str:
+    """A path, if it is one, that holds from any working folder."""
+    prefix, path = ("cifar10:", source.removeprefix("cifar10:")) if source.startswith("cifar10:") else ("", source)
+    place = Path(path).expanduser()
+    return f"{prefix}{place.resolve()}" if source != "digits" and place.exists() else source
+
+
+def module_folder(source: str) -> str | None:
+    """Of `python:module:function`: the folder that the module, which is loaded, was found in."""
+    if not source.startswith("python:"):
+        return None
+    name = source.removeprefix("python:").rpartition(":")[0]
+    file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).resolve()
+    return str(path.parent.parent if path.name == "__init__.py" else path.parent)
+
+
 def _of_run(folder: Path) -> LoadedModel:
     record = read_record(folder)
+    module_place = record["model"].get("folder")
+    if module_place and module_place not in sys.path:
+        sys.path.append(module_place)  # the current folder and installed packages come first
     loaded = open_model(record["model"]["source"])
     load_(loaded.model, folder / "model").eval()
-    return replace(loaded, source=str(folder.resolve()), pretrained=True, note="")
+    known: dict[str, Any] = {
+        key: tuple(found) for key in ("image_mean", "image_std") if (found := record["data"].get(key))
+    }
+    return replace(loaded, source=str(folder.resolve()), pretrained=True, note="", **known)
 
 
 def _of_checkpoint(folder: Path) -> LoadedModel:

@@ -1,6 +1,10 @@
 """What a run of `gblr compress` or `gblr train` is: all that decides its outcome, as plain values."""
 
 import json
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -52,30 +56,59 @@ class Settings:
     def __post_init__(self) -> None:
         for name in (self.method, *self.baselines):
             if name not in METHODS and not (name == "dense" and self.from_scratch):
-                raise ValueError(f"unknown method {name!r}: choose from {', '.join(METHODS)}.")
+                option = "--method" if name == self.method else "--baseline"
+                raise ValueError(f"{option}: unknown method {name!r}: choose from {', '.join(METHODS)}.")
         if not 0 < self.cost <= 1:
-            raise ValueError(f"the cost is a fraction of the dense multiplications in (0, 1]; got {self.cost:g}.")
-        if self.heal and (self.from_scratch or not self.calibration):
-            raise ValueError("healing needs a trained model and calibration inputs: give --calibration 256, say.")
-        if self.sensitivity and (self.from_scratch or not self.calibration):
-            raise ValueError("sensitivity is measured on calibration inputs: give --calibration 256, say.")
+            raise ValueError(f"--cost is a fraction of the dense multiplications in (0, 1]; got {self.cost:g}.")
+        epochs = "epochs" if self.from_scratch else "train"
+        _check_at_least(0, **{epochs: self.epochs}, calibration=self.calibration)
+        _check_at_least(0, lr=self.lr, structure_lr=self.structure_lr)
+        _check_at_least(1, max_train=self.max_train, max_eval=self.max_eval, batch_size=self.batch_size)
+        _check_at_least(1, block_rank=self.block_rank)
         if self.distill is not None and not 0 <= self.distill <= 1:
-            raise ValueError(f"the share of the loss that is distilled lies in [0, 1]; got {self.distill:g}.")
+            raise ValueError(f"--distill is a share of the training loss in [0, 1]; got {self.distill:g}.")
+        if self.heal and (self.from_scratch or not self.calibration):
+            raise ValueError("--heal needs a trained model and calibration inputs: give --calibration 256, say.")
+        if self.sensitivity and (self.from_scratch or not self.calibration):
+            raise ValueError("--sensitivity is measured on calibration inputs: give --calibration 256, say.")
         if self.distill and (self.from_scratch or self.epochs == 0):
-            raise ValueError("distillation is a way to train a compressed model: give --train EPOCHS, too.")
-        if self.epochs is not None and self.epochs < 0:
-            raise ValueError(f"the number of epochs must be 0 or above; got {self.epochs:g}.")
+            raise ValueError("--distill is a way to train a compressed model: give --train EPOCHS, too.")
 
     def to_plain(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))
+
+
+def _check_at_least(least: int, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')} must be {least} or above; got {value:g}.")
 
 
 class OtherRun(ValueError):
     """The folder holds a run with other settings."""
 
 
+@contextmanager
+def claimed(out: Path, settings: Settings) -> Iterator[None]:
+    """Makes `out` the folder of this run, or finds that it is already; nothing of another run is overwritten. One that
+    is new is given up after an error of the options, so that the corrected command can have it, unless a fit or
+    training would be lost.
+    """
+    new = not (out / "settings.json").exists()
+    claim(out, settings)
+    try:
+        yield
+    except (ValueError, TypeError):
+        kept = [*out.glob("work/*/converted"), *out.glob("work/*/train"), *out.glob("model/*")]
+        if new and not kept:
+            shutil.rmtree(out / "work", ignore_errors=True)
+            (out / "settings.json").unlink()
+            with suppress(OSError):  # something else is in it
+                out.rmdir()
+        raise
+
+
 def claim(out: Path, settings: Settings) -> None:
-    """Makes `out` the folder of this run, or finds that it is already; nothing of another run is overwritten."""
     file = out / "settings.json"
     mine = settings.to_plain()
     if file.exists():

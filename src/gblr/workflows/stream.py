@@ -6,6 +6,7 @@ out/model/              the result, as `gblr.save_pretrained` writes it, and the
 
 import os
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from gblr.models.load import LoadedModel
 from gblr.workflows.block_ranks import with_block_rank
 from gblr.workflows.language_task import language_task
 from gblr.workflows.listing import list_layers
-from gblr.workflows.settings import Settings, claim
+from gblr.workflows.settings import Settings, claimed
 from gblr.workflows.task import Request, Task
 from gblr.workflows.text_choice import check_reads_text, reads_lines
 from gblr.workflows.text_tasks import some_of, text_set
@@ -50,10 +51,9 @@ def stream(settings: Settings, out: Path, say: Say = print) -> Report:
         batches = calibration_batches(settings, loaded)
     settings = with_block_rank(settings, model)
     say(list_layers(model, settings))
-    if first:
-        claim(out, settings)
     config = config_of(settings, settings.method)
-    report = convert_streaming(source, out / "model", config, where_of(settings), batches)
+    with claimed(out, settings) if first else nullcontext():
+        report = convert_streaming(source, out / "model", config, where_of(settings), batches)
     if first and loaded.tokenizer is not None and hasattr(loaded.tokenizer, "save_pretrained"):
         loaded.tokenizer.save_pretrained(out / "model")
     return report

@@ -6,7 +6,7 @@ import torch
 
 from gblr.data.splits import draw_held_out, draw_some
 from gblr.data.tables import Columns, class_names, class_numbers, find_columns, parts_of, pictures, strings, take
-from gblr.workflows.image_task import ImageData, image_task
+from gblr.workflows.image_task import MEASURED, ImageData, image_task
 from gblr.workflows.similarity_task import similarity_task
 from gblr.workflows.task import Request, Task
 from gblr.workflows.text_choice import check_reads_text, text_task
@@ -47,7 +47,9 @@ def _images(train: Any, test: Any | None, columns: Columns, request: Request) ->
         some = take(table, draw_some(len(table), most, request.seed))
         numbers = class_numbers(some, columns.label, names) if columns.label else None
         parts.append(pictures(some, columns.image, numbers))
-    return ImageData(parts[0], parts[1], num_classes, at_least=names is None)
+    some = take(train, draw_some(len(train), MEASURED, seed=0))
+    to_measure = pictures(some, columns.image, None)
+    return ImageData(parts[0], parts[1], num_classes, at_least=names is None, to_measure=to_measure)
 
 
 def _pairs(train: Any, test: Any | None, columns: Columns, request: Request) -> Task:

@@ -50,7 +50,7 @@ class Task:
     `train_data` (and `eval_data`) are what `gblr.train` takes, with `loss` if the loss is not its own;
     `train_defaults` are arguments of `TrainConfig` that are sensible for it, `distill` is the share of the loss that
     had better aim at the dense model's scores. `example` is a small batch as the model is called with it: a tensor or a
-    dict. Batches lie on `device`; `to` changes it.
+    dict. Batches lie on `device`; `to` changes it. Pixels of 0 to 1 are normalised by `image_mean` and `image_std`.
     """
 
     name: TaskName
@@ -70,10 +70,20 @@ class Task:
     seed: int = 0
     device: torch.device = _CPU
     example: Any = None
+    image_mean: tuple[float, ...] | None = None
+    image_std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.example is None:
             self.example = self.batch(min(2, len(self.samples)))
+
+    @property
+    def note(self) -> str:
+        """A line for the user: how images are normalised; nothing of other data."""
+        if self.image_mean is None or self.image_std is None:
+            return ""
+        mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.image_mean, self.image_std))
+        return f"images: scaled to [0, 1], mean {mean}, std {std}; `image_mean` and `image_std` of your model change it"
 
     def evaluate(self, model: nn.Module) -> float:
         """The metric on the evaluation part; the model is left as it was."""

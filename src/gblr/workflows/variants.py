@@ -32,6 +32,7 @@ from gblr.training.schedules import SigmaSchedule
 from gblr.training.train_config import FITTED_STRUCTURE_LR, TrainConfig
 from gblr.workflows.settings import METHODS, Settings
 from gblr.workflows.tasks import Task
+from gblr.workflows.wording import counted
 
 Say = Callable[[str], None]
 _HISTORY_ROWS = 40
@@ -103,7 +104,7 @@ class Variant:
         config, sensitivity = config_of(self.settings, self.method), self.settings.sensitivity
         report = convert_(self.model, config, where_of(self.settings), batches, sensitivity=sensitivity)
         self.result["errors"] = {row.layer: row.error for row in report.rows if row.error is not None}
-        self.say(f"{len(report)} layers converted to cost {report.relative_cost:.3f}{_error(report)}")
+        self.say(f"{counted(len(report), 'layer')} converted to cost {report.relative_cost:.3f}{_error(report)}")
         save_pretrained(self.model, stored)
         write_json(errors, self.result["errors"])
 
@@ -120,7 +121,7 @@ class Variant:
 
     def _train(self) -> None:
         config, loss = self._train_config(), self.task.loss
-        self.say(f"training for {config.epochs:g} epochs on {self.task.what}")
+        self.say(f"training for {counted(config.epochs, 'epoch')} on {self.task.what}")
         if self.distilled:
             self.say(f"{self.distilled:g} of the loss aims at the dense model's scores")
             loss = taught_loss(self.task, self.dense, self.distilled, config)
