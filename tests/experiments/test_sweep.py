@@ -55,7 +55,9 @@ def test_the_headline_has_every_method_at_every_cost_with_three_seeds():
     for kind in ("gblr-1", "gblr-16", "gblr-1-shrinkage", "low-rank", "monarch", "pixelfly", "blast"):
         assert all(f"vit384-{kind}-{c}-seed{s}" in names for c in (0.3, 0.15, 0.08) for s in range(3))
         assert sum(name.startswith(f"trial-vit384-{kind}-lr") for name in names) == 3
-    assert all(run.epochs == 60 for name, run in cifar10_vit.runs(3).items() if not name.startswith("trial"))
+    runs = {name: run for name, run in cifar10_vit.runs(3).items() if not name.startswith("trial")}
+    assert {name.partition("-")[0]: run.epochs for name, run in runs.items()} == {"vit384": 60, "vit768": 20}
+    assert all(run.epochs == 60 for name, run in runs.items() if name.startswith("vit384"))
 
 
 def test_rates_of_pretrained_networks_are_tried_as_they_are_tuned_and_for_distillation_at_each_cost():

@@ -31,7 +31,7 @@ def language_task(train: list[str], test: list[str] | None, request: Request) ->
     if test is None:
         windows = pack(_ticking(texts, "tokenising"), loaded.tokenizer, length, most_train + most_eval)
         cut = len(windows) - min(most_eval, max(1, round(HELD_OUT * len(windows))))
-        parts = windows[:cut], windows[cut:]
+        parts = windows[: min(cut, most_train)], windows[cut:]
     else:
         parts = (
             pack(_ticking(texts, "tokenising training text"), loaded.tokenizer, length, most_train),
