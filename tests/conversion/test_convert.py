@@ -19,6 +19,7 @@ from gblr.layers.structured import StructuredLinear
 from tests.conversion.converted import encoder, gpt2, output
 from tests.conversion.low_rank_models import LOSSLESS, assert_same, make_low_rank_, mlp, modules_of, random_mlp
 from tests.helpers import raises_value_error
+from tests.shape_hook import shapes_unchecked
 
 GAUDI = GaudiConfig(0.5, steps=2)
 EVERY = [GAUDI, LowRankConfig(0.5), MonarchConfig(0.5), PixelflyConfig(0.6, tile=4, steps=2), BlastConfig(0.6, steps=2)]
@@ -367,3 +368,23 @@ def test_a_layer_that_is_too_small_for_the_cost_is_named():
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 3), nn.Linear(3, 64), nn.Linear(64, 3))
     with raises_value_error("1 and 1 more of this shape", "3 x 64", "leave this layer out"):
         convert_(model, LowRankConfig(0.1), linear_layers(include=("1", "3")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("bert", LowRankConfig(0.5)), "`model` must be a torch.nn.Module; got str"),
+        ((nn.Linear(8, 8), 0.5), "`config` must be a config, such as .* got 0.5"),
+        ((nn.Linear(8, 8), GaudiConfig), "`config` must be a config"),
+        ((nn.Linear(8, 8), LowRankConfig(0.5), "fc"), "`where` must be a function .* got 'fc'"),
+    ],
+)
+def test_arguments_of_another_type_are_told(arguments, words):
+    with shapes_unchecked(), pytest.raises(TypeError, match=words):
+        convert_(*arguments)
+
+
+def test_labels_in_calibration_batches_are_told():
+    batches = [(torch.ones(2, 8), torch.zeros(2))]
+    with pytest.raises(TypeError, match="leave labels out"):
+        convert_(nn.Sequential(nn.Linear(8, 8)), LowRankConfig(0.9), calibration=batches)

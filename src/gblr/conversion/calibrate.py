@@ -85,7 +85,14 @@ def batch_call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, Sequence) and not isinstance(batch, str):
-        return model(*batch)
+        try:
+            return model(*batch)
+        except TypeError as error:
+            if "positional argument" not in str(error):
+                raise
+            raise TypeError(
+                f"{error}. A batch is what the model is called with: leave labels out, e.g. (x for x, _ in loader)."
+            ) from error
     raise ValueError(
         "`calibration` must yield tensors, tuples of arguments or dicts of named arguments; "
         f"got {type(batch).__name__}."

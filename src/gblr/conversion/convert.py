@@ -89,6 +89,7 @@ def convert_(
     0.47
     """
     where = linear_layers() if where is None else where
+    _check_arguments(model, config, where)
     if sensitivity and calibration is None:
         raise ValueError("`sensitivity` is measured on `calibration` batches; give some.")
     sources, skipped = choose(model, where, split_fused)
@@ -103,6 +104,18 @@ def convert_(
     return Report(
         [*rows, *skipped], [source.name for source in sources], report_title(config, calibration, sensitivity), notes
     )
+
+
+def _check_arguments(model: Any, config: Any, where: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. Load it first.")
+    if not isinstance(config, Config):
+        raise TypeError(f"`config` must be a config, such as gblr.GaudiConfig(relative_cost=0.3); got {config!r}.")
+    if not callable(where):
+        raise TypeError(
+            '`where` must be a function of (module, name), such as gblr.linear_layers(include=("fc1", "fc2")); got '
+            f"{where!r}."
+        )
 
 
 def measure(
