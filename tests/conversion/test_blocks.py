@@ -6,7 +6,7 @@ from torch import nn
 from transformers import T5Config, T5EncoderModel
 
 from gblr.conversion.blocks import as_form, find_blocks, form_of, split_call
-from gblr.conversion.convert import choose
+from gblr.conversion.choosing import choose
 from gblr.conversion.filters import linear_layers
 from gblr.conversion.streaming import convert_streaming
 from gblr.fitting.config import LowRankConfig

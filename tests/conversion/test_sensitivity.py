@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import gblr
-from gblr.conversion.convert import choose
+from gblr.conversion.choosing import choose
 from gblr.conversion.sensitivity import collect_sensitivity, probe, row_factors
 from tests.conversion import converted
 from tests.helpers import raises_value_error

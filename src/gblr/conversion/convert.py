@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gblr.conversion.calibrate import Statistics, collect
-from gblr.conversion.filters import Filter, NameFilter, is_conv, is_linear, linear_layers, near_matches
+from gblr.conversion.choosing import check_arguments, choose
+from gblr.conversion.filters import Filter, NameFilter, linear_layers
 from gblr.conversion.left_dense import notes_on_stacks
 from gblr.conversion.replace import replace_layer
 from gblr.conversion.report import Report, Row
 from gblr.conversion.sensitivity import collect_sensitivity, row_factors
-from gblr.conversion.sources import Source, Uses, check_weights, read_source, reason_against
+from gblr.conversion.sources import Source, check_weights
 from gblr.fitting.allocate import Choice, allocate
 from gblr.fitting.config import Config, GaudiConfig
 from gblr.fitting.fit import fit_batch, num_ticks, prepare_gram, rank_choices
@@ -27,7 +28,7 @@ from gblr.fitting.threads import Tick, few_threads
 from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiLinear, GaudiModule
 from gblr.layers.split import SplitLinear
-from gblr.layers.structured import MatrixModule, StructuredLinear
+from gblr.layers.structured import StructuredLinear
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.packed import PackedGBLR
@@ -89,7 +90,7 @@ def convert_(
     0.47
     """
     where = linear_layers() if where is None else where
-    _check_arguments(model, config, where)
+    check_arguments(model, config, where)
     if sensitivity and calibration is None:
         raise ValueError("`sensitivity` is measured on `calibration` batches; give some.")
     sources, skipped = choose(model, where, split_fused)
@@ -104,18 +105,6 @@ def convert_(
     return Report(
         [*rows, *skipped], [source.name for source in sources], report_title(config, calibration, sensitivity), notes
     )
-
-
-def _check_arguments(model: Any, config: Any, where: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. Load it first.")
-    if not isinstance(config, Config):
-        raise TypeError(f"`config` must be a config, such as gblr.GaudiConfig(relative_cost=0.3); got {config!r}.")
-    if not callable(where):
-        raise TypeError(
-            '`where` must be a function of (module, name), such as gblr.linear_layers(include=("fc1", "fc2")); got '
-            f"{where!r}."
-        )
 
 
 def measure(
@@ -149,48 +138,6 @@ def convert_measured_(model: nn.Module, config: Config, sources: Sequence[Source
 
 def _from_scratch(config: Config) -> bool:
     return isinstance(config, GaudiConfig) and config.init == "scratch"
-
-
-def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Source], list[Row]]:
-    """The layers to convert, and rows for those that the filter chose but that must stay."""
-    uses, sources, skipped = Uses(model), [], []
-    names = []
-    for name, module in model.named_modules():
-        if is_linear(module) or is_conv(module):
-            names.append(name)
-        if not where(module, name):
-            continue
-        if reason := reason_against(model, name, module, uses):
-            skipped.append(Row(name, _matrix_shape(module), f"skipped: {reason}", converted=False))
-        else:
-            sources.append(read_source(model, name, module, split_fused))
-    if not sources:
-        structured = any(isinstance(module, GaudiModule | MatrixModule) for module in model.modules())
-        raise ValueError(_nothing_chosen(where, names, skipped, structured))
-    return sources, skipped
-
-
-def _matrix_shape(module: nn.Module) -> tuple[int, int]:
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or is_lazy(weight) or weight.dim() == 0:
-        return 0, 0
-    return weight.shape[0], weight.numel() // max(1, weight.shape[0])
-
-
-def _nothing_chosen(where: Filter, names: Sequence[str], skipped: Sequence[Row], structured: bool) -> str:
-    if skipped:
-        reasons = "; ".join(f"{row.layer}: {row.what}" for row in skipped[:5])
-        return f"`where` chose only layers that must stay as they are: {reasons}."
-    if not names:
-        return "the model has no linear or convolution layer" + (
-            " left: they are structured already. `gblr.densify_` makes them dense again." if structured else "."
-        )
-    if isinstance(where, NameFilter) and where.include:
-        near = "; ".join(pattern + near_matches(pattern, names) for pattern in where.include)
-        return f"`where` chose no {where.kind} layer. Patterns: {near}."
-    return (
-        f"`where` chose no layer. The model has {len(names)} linear and convolution layers: {', '.join(names[:8])} ..."
-    )
 
 
 def make_jobs(

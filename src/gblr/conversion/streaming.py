@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from gblr.atomic import appearing, write_json
 from gblr.conversion.blocks import Blocks, find_blocks
 from gblr.conversion.calibrate import Statistics
+from gblr.conversion.choosing import choose
 from gblr.conversion.convert import (
     build_structured,
-    choose,
     fit_piece,
     make_jobs,
     report_row,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gblr.conversion.convert import choose, convert_, convert_measured_, measure
+from gblr.conversion.choosing import choose
+from gblr.conversion.convert import convert_, convert_measured_, measure
 from gblr.conversion.cost import Cost, cost
 from gblr.conversion.filters import Filter
 from gblr.conversion.sources import Source

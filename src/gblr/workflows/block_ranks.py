@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from gblr.conversion.convert import choose
+from gblr.conversion.choosing import choose
 from gblr.workflows.settings import Settings
 from gblr.workflows.variants import where_of
 

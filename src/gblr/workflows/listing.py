@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from gblr.conversion.convert import choose
+from gblr.conversion.choosing import choose
 from gblr.conversion.cost import cost
 from gblr.conversion.filters import NameFilter, is_conv
 from gblr.conversion.left_dense import notes_on_stacks
