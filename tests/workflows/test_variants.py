@@ -2,10 +2,13 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
 import gblr
 from gblr.models.resnet_cifar import CifarResNet
 from gblr.training.train_config import FITTED_STRUCTURE_LR
+from gblr.workflows import variants
 from gblr.workflows.settings import Settings
 from gblr.workflows.variants import Variant, sigma_of, where_of
 from tests.shape_hook import shapes_unchecked
@@ -43,3 +46,20 @@ def test_the_share_that_is_distilled_is_what_suits_the_data_or_what_was_asked(op
     settings = Settings("model", "data", epochs=1.0, **options)
     with shapes_unchecked():
         assert Variant("gaudi", settings, task, None, tmp_path, print).distilled == share
+
+
+class Batches:
+    def batch(self, size):
+        return torch.zeros(size, 4)
+
+
+def test_large_batches_are_timed_as_far_as_that_takes_a_minute(monkeypatch):
+    """A language model on a CPU takes minutes for one batch of 64."""
+    said = []
+    models = {"dense": nn.Linear(4, 4), "small": nn.Linear(4, 4)}
+    for slow, sizes in ((1e-3, ["1", "64"]), (0.5, ["1", "8"]), (30.0, ["1"])):
+        monkeypatch.setattr(variants, "interleaved", lambda calls, *_, slow=slow, **__: [[slow] for _ in calls])
+        with shapes_unchecked():
+            found = variants.seconds_per_batch(models, Batches(), (1, 64), said.append)
+        assert list(found) == list(models) and all(list(times) == sizes for times in found.values())
+    assert said == ["  batches of 64 would take long: 8 instead", "  batches of 64 would take long"]

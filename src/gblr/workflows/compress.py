@@ -57,7 +57,7 @@ def _compress(settings: Settings, loaded: LoadedModel, task: Task, out: Path, co
         say(f"  {summary(variant.result, task)}")
         variants[method] = variant
     say("timing the models in turns")
-    times = seconds_per_batch({name: variant.model for name, variant in variants.items()}, task, _BATCHES)
+    times = seconds_per_batch({name: variant.model for name, variant in variants.items()}, task, _BATCHES, say)
     record = make_record(settings, loaded, task, variants, times, command)
     record["seconds"] = round(time.monotonic() - begin, 1)
     _keep(variants[settings.method], out)

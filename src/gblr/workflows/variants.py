@@ -36,6 +36,7 @@ from gblr.workflows.wording import counted
 
 Say = Callable[[str], None]
 _HISTORY_ROWS = 40
+_TIMED, _MOST_SECONDS = 5, 60.0  # rounds of timing, and what those of one batch size may take
 _PLANNED_BATCH = 16  # forms are chosen for it; `gblr bench` chooses for others
 
 
@@ -221,13 +222,34 @@ def _error(report: Report) -> str:
 
 
 @torch.no_grad()
-def seconds_per_batch(models: dict[str, nn.Module], task: Task, sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
-    """Time of one forward of each model, taken in turns, by batch size."""
+def seconds_per_batch(
+    models: dict[str, nn.Module], task: Task, sizes: tuple[int, ...], say: Say = lambda line: None
+) -> dict[str, dict[str, float]]:
+    """Time of one forward of each model, taken in turns, by batch size. Larger sizes are lowered to what takes about a
+    minute, by the time of the first: a language model on a CPU would be timed for longer than it was fitted.
+    """
     found: dict[str, dict[str, float]] = {name: {} for name in models}
-    for size in sizes:
+    for asked in sizes:
+        size = _bearable(asked, sizes[0], [times[str(sizes[0])] for times in found.values() if times])
+        if size != asked:
+            say(f"  batches of {asked} would take long" + (f": {size} instead" if size != sizes[0] else ""))
+            if size == sizes[0]:
+                continue
         args, kwargs = as_call(task.batch(size))
         device = next(next(iter(models.values())).parameters()).device
         calls = [lambda model=model: model(*args, **kwargs) for model in models.values()]  # noqa: B023
-        for name, times in zip(models, interleaved(calls, device, rounds=5, seconds=0.5), strict=True):
+        for name, times in zip(models, interleaved(calls, device, _TIMED, seconds=0.5), strict=True):
             found[name][str(size)] = round(sorted(times)[len(times) // 2], 7)
     return found
+
+
+def _bearable(asked: int, first: int, seconds: list[float]) -> int:
+    """The largest of `asked`, a half of it and so on that is expected to be timed within a minute, or `first`.
+
+    >>> _bearable(64, 1, []), _bearable(64, 1, [0.01, 0.01]), _bearable(64, 1, [0.5, 0.4]), _bearable(64, 1, [30.0])
+    (64, 64, 8, 1)
+    """
+    rounds, size = _TIMED + 1, asked
+    while size > first and rounds * sum(seconds) * size / first > _MOST_SECONDS:
+        size = max(first, size // 2)
+    return size
