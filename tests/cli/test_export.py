@@ -42,6 +42,7 @@ def test_texts_may_have_another_length_and_number_in_the_file(gblr, tmp_path):
 def test_a_model_of_one_length_keeps_it_and_the_shapes_tell(tmp_path):
     model, tokens = OneLength().eval(), torch.zeros(1, 7, dtype=torch.long)
     with shapes_unchecked():
-        _write_onnx(model, two_samples(tokens), tmp_path / "model.onnx")
+        _, note = _write_onnx(model, two_samples(tokens), tmp_path / "model.onnx")
+        assert "length is that of the example" in note
         assert _onnx_shapes(tmp_path / "model.onnx") == {"tokens": ["batch", 7]}
         assert _write_torch(model, two_samples(tokens), tmp_path / "model.pt2") == {"tokens": ["batch", 7]}

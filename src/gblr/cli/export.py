@@ -32,5 +32,7 @@ def export(
     show.out.print(f"{found['file']}: {show.size(found['bytes'])}{operators}", markup=False, soft_wrap=True)
     for name, shape in found["inputs"].items():
         show.out.print(f"input {name}: {' x '.join(map(str, shape))}", markup=False)
+    if found.get("note"):
+        show.out.print(f"note: {found['note']}", markup=False, soft_wrap=True)
     if found.get("difference") is not None:
         show.out.print(f"outputs differ from torch's by {found['difference']:.1e} of the largest")

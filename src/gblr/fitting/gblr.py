@@ -1,5 +1,7 @@
 """A trained weight as a GBLR matrix: a start (Algorithm 2, SVD or full), then refinement; never worse than the SVD."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -59,7 +61,7 @@ def _(
 ) -> list[StructuredMatrix]:
     steps, config = _num_steps(config), config.for_shape(weight.shape[1], weight.shape[2])
     check_budget(config, weight, budget)
-    return list(_fit(config, weight, gram, budget, None, steps, tick))
+    return list(_fit(config, _Wanted(weight, gram, budget), steps, tick))
 
 
 @rank_choices.register
@@ -85,41 +87,35 @@ def refit_batch(
     start: Blocks,
 ) -> list[GBLRMatrix]:
     """As `fit_batch`, from blocks that were fitted to nearly this weight: a few sweeps are enough then."""
-    return _fit(config, weight, gram, budget, start, _REFIT_SWEEPS)
+    return _fit(config, _Wanted(weight, gram, budget, start), _REFIT_SWEEPS)
 
 
-def _fit(
-    config: GaudiConfig,
-    weight: Float[Tensor, "b out in"],
-    gram: Float[Tensor, "b in in"] | None,
-    budget: Float[Tensor, " b"],
-    start: Blocks | None,
-    steps: int,
-    tick: Tick = lambda: None,
-) -> list[GBLRMatrix]:
-    def fit_share(share: slice, tick: Tick) -> list[GBLRMatrix]:
-        grams = None if gram is None else gram[share]
-        starts = None if start is None else start[share]
-        return _fit_together(config, weight[share], grams, budget[share], starts, steps, tick)
+@dataclass(frozen=True)
+class _Wanted:
+    """Matrices of one shape to fit, and where their blocks start if that is known."""
 
+    weight: Float[Tensor, "b out in"]
+    gram: Float[Tensor, "b in in"] | None
+    budget: Float[Tensor, " b"]
+    start: Blocks | None = None
+
+    def __getitem__(self, some: slice) -> "_Wanted":
+        gram = None if self.gram is None else self.gram[some]
+        return _Wanted(self.weight[some], gram, self.budget[some], None if self.start is None else self.start[some])
+
+
+def _fit(config: GaudiConfig, wanted: _Wanted, steps: int, tick: Tick = lambda: None) -> list[GBLRMatrix]:
     if config.refine == "gradient":
-        return fit_share(slice(None), tick)  # its noise is drawn for all at once
-    return shared_out(fit_share, weight, tick)
+        return _fit_together(config, wanted, steps, tick)  # its noise is drawn for all at once
+    return shared_out(lambda share, tick: _fit_together(config, wanted[share], steps, tick), wanted.weight, tick)
 
 
-def _fit_together(
-    config: GaudiConfig,
-    weight: Float[Tensor, "b out in"],
-    gram: Float[Tensor, "b in in"] | None,
-    budget: Float[Tensor, " b"],
-    start: Blocks | None,
-    steps: int,
-    tick: Tick,
-) -> list[GBLRMatrix]:
+def _fit_together(config: GaudiConfig, wanted: _Wanted, steps: int, tick: Tick) -> list[GBLRMatrix]:
+    weight, gram, budget = wanted.weight, wanted.gram, wanted.budget
     u, s, v = weighted_svd(weight, gram)
     metric = make_metric(gram, config.align)
     rank = (budget / (weight.shape[1] + weight.shape[2])).long()
-    blocks = _start(config, weight, u, v, rank, budget) if start is None else start
+    blocks = _start(config, weight, u, v, rank, budget) if wanted.start is None else wanted.start
     last = (rank - 1).clamp(0, s.shape[1] - 1)
     price = s.gather(1, last[:, None]).squeeze(1).square() / (weight.shape[1] + weight.shape[2])
     if config.refine == "gradient":

@@ -6,7 +6,7 @@ as many times, and where other programs run too, for longer than they work.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ _lowered: list[int] = []  # numbers of threads that `few_threads` has set aside
 def few_threads(weight: Tensor) -> Iterator[None]:
     """One CPU thread for the steps on small weights: waking other threads costs more than each."""
     small = weight.device.type == "cpu" and weight.numel() < _SMALL
-    with _one_thread() if small else _as_before():
+    with _one_thread() if small else nullcontext():
         yield
 
 
@@ -43,11 +43,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(_lowered.pop())
-
-
-@contextmanager
-def _as_before() -> Iterator[None]:
-    yield
 
 
 class _Stopped(Exception):

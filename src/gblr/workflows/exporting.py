@@ -26,8 +26,9 @@ def export_folder(folder: Path, format: str, out: Path | None) -> dict[str, Any]
         config.use_cache = False  # a file has no place for keys and values of earlier tokens
     found: dict[str, Any] = {"file": str(file), "format": format}
     if format == "onnx":
-        written = _write_onnx(loaded.model, example, file)
+        written, note = _write_onnx(loaded.model, example, file)
         return found | {
+            "note": note,
             "bytes": written.num_bytes,
             "inputs": _onnx_shapes(file),
             "operators": written.num_operators,
@@ -62,15 +63,17 @@ def free_axes(x: Tensor) -> dict[int, str]:
     return {0: "batch"} | ({1: "length"} if x.dim() == 2 and not x.is_floating_point() else {})
 
 
-def _write_onnx(model: nn.Module, example: Any, file: Path) -> OnnxExport:
+def _write_onnx(model: nn.Module, example: Any, file: Path) -> tuple[OnnxExport, str]:
+    """With a note where the model takes one length of tokens alone."""
     args, kwargs = as_call(example)
     axes: Any = {name: free_axes(x) for name, x in kwargs.items()} or tuple(free_axes(x) for x in args)
     if any("length" in found.values() for found in (axes.values() if kwargs else axes)):
         try:
-            return export_onnx(model, example, file, dynamic_shapes=axes)
-        except torch.onnx.OnnxExporterError:
-            pass  # a model that takes one length alone; if that was not it, the error comes again
-    return export_onnx(model, example, file)
+            return export_onnx(model, example, file, dynamic_shapes=axes), ""
+        except torch.onnx.OnnxExporterError:  # if that was not it, the error comes again
+            written = export_onnx(model, example, file)
+            return written, "the length is that of the example: torch could not export the model for any"
+    return export_onnx(model, example, file), ""
 
 
 def _onnx_shapes(file: Path) -> Shapes:
