@@ -18,6 +18,10 @@ shape_hook.install("gblr")
 import gblr  # noqa: E402
 
 
+def pytest_report_header() -> str:
+    return "shapes of arguments are " + ("checked" if shape_hook.CHECKED else "NOT checked: beartype is not installed")
+
+
 @pytest.fixture(autouse=True)
 def examples_know_torch_and_gblr(doctest_namespace):
     doctest_namespace.update(torch=torch, gblr=gblr)

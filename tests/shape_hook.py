@@ -9,17 +9,24 @@ from types import FunctionType
 from typing import Any
 
 import jaxtyping
-from beartype import BeartypeConf, beartype
-from beartype.roar import BeartypeCallHintParamViolation, BeartypeDecorHintException
 from jaxtyping._storage import pop_shape_memo, push_shape_memo
 
-_CONF = BeartypeConf(is_pep484_tower=True)  # an int will do where a float is asked for, as for mypy
+try:
+    from beartype import BeartypeConf, beartype
+    from beartype.roar import BeartypeCallHintParamViolation, BeartypeDecorHintException
+except ModuleNotFoundError:  # on a machine with a GPU, say, where nothing can be installed
+    CHECKED = False
+else:
+    CHECKED = True
+    _CONF = BeartypeConf(is_pep484_tower=True)  # an int will do where a float is asked for, as for mypy
 _slow_jaxtyped = jaxtyping.jaxtyped
 _WRAPPER_FILES = {_slow_jaxtyped.__code__.co_filename, __file__}
 
 
 def install(package: str) -> None:
-    """Checks all of `package` from its first import on."""
+    """Checks all of `package` from its first import on, where beartype is installed."""
+    if not CHECKED:
+        return
     jaxtyping.install_import_hook(package, f"{__name__}.checked")
     jaxtyping.jaxtyped = jaxtyped  # the hook has every module look it up there
 

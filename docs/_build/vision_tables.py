@@ -11,8 +11,6 @@ KINDS = {
     "gblr-1": "GBLR, block_rank 1",
     "gblr-16": "GBLR, block_rank 16",
     "gblr-1-shrinkage": "GBLR, block_rank 1, shrinkage",
-    "gblr-learned": "GBLR, learned from low rank",
-    "gblr-16-learned": "GBLR, learned, block_rank 16",
     "gblr-correlation": "GBLR, fitted from correlations",
     "gblr-low-rank": "GBLR, fitted from low rank",
     "gblr-full": "GBLR, fitted from full blocks",

@@ -60,6 +60,17 @@ def test_the_headline_has_every_method_at_every_cost_with_three_seeds():
     assert all(run.epochs == 60 for name, run in runs.items() if name.startswith("vit384"))
 
 
+def test_every_run_from_scratch_has_trials_of_its_method_and_dense_of_its_own_width():
+    runs = cifar10_vit.runs(1)
+    for name, run in runs.items():
+        if not run.held_out:
+            tried = [trial for other, trial in runs.items() if trial.held_out and fnmatch(other, run.trials)]
+            assert tried and all(
+                (t.method, t.block_rank, t.budget) == (run.method, run.block_rank, run.budget) for t in tried
+            )
+            assert run.method != "dense" or {t.model for t in tried} == {run.model}, name
+
+
 def test_rates_of_pretrained_networks_are_tried_as_they_are_tuned_and_for_distillation_at_each_cost():
     runs = VISION["cifar10-resnet"].runs(1)
     for run in (run for run in runs.values() if run.trials):

@@ -6,7 +6,7 @@ Starts from the run vit384-dense-seed0 of cifar10-vit, which must be there. Ever
 errors weighted by 512 training images, and trained for 20 epochs; two rates are tried for each, from a twin of that
 network which has not seen the images that judge them, for as long as the runs themselves: after a quarter of it, high
 rates look worse than they are. GBLR is fitted with the three initializations and keeps sigma infinite, as in the
-paper; the kinds "learned" start as low rank at the dense cost and learn down to theirs, as from scratch.
+paper.
 """
 
 import sys
@@ -23,11 +23,8 @@ COMMON: dict[str, Any] = {
     "source": "cifar10-vit/vit384-dense-seed0", "calibration": 512, "epochs": 20, "warmup_epochs": 1.0, "lr": 3e-4,
 }  # fmt: skip
 _FITTED = (("start_cost", None), ("sigma", None), ("structure_lr", FITTED_STRUCTURE_LR), ("budget_start", 0.0))
-_LEARNED = (("init", "low_rank"), ("start_cost", 1.0), ("budget_start", 0.0))
 KINDS = (
     DENSE,
-    Kind("gblr-learned", "gaudi", _LEARNED),
-    Kind("gblr-16-learned", "gaudi", (("block_rank", 16), *_LEARNED)),
     *(Kind(f"gblr-{init.replace('_', '-')}", "gaudi", (("init", init), *_FITTED))
       for init in ("correlation", "low_rank", "full")),
     *BASELINES,
