@@ -1,5 +1,6 @@
 """Several processes share a conversion over the disk; one that fails or dies is noticed by the others."""
 
+import shutil
 import signal
 import threading
 import time
@@ -7,6 +8,7 @@ import time
 import pytest
 
 from gblr.atomic import appearing, write_json
+from gblr.conversion import streaming
 from gblr.conversion.checkpoint import from_pretrained
 from gblr.conversion.stream_folder import CLAIM, WORK, OtherConversion, StreamFolder, read_json
 from gblr.conversion.streaming import convert_streaming
@@ -73,6 +75,45 @@ def test_a_slow_process_that_lives_is_waited_for(tmp_path, monkeypatch):
     thread.start()
     first.wait(ready.is_set, "layers")
     thread.join()
+
+
+def test_a_claim_that_another_process_is_writing_is_no_other_file(tmp_path):
+    second = folder(tmp_path, 1)
+    with appearing(second.out / CLAIM) as new:
+        new.write_text("{")
+        assert second.check({"config": "a"}) is None
+        new.write_text('{"claim": {"config": "a"}}')
+    second.claim({"config": "a"})
+
+
+@pytest.mark.parametrize(("calibrated", "blind"), [(False, 0), (False, 1), (True, 0), (True, 1), (True, 2)])
+def test_a_process_that_is_late_finds_the_run_finished(calibrated, blind, tmp_path, monkeypatch):
+    """It saw the folder of a stopped run, which the first process has ended since; or, some times, not even that."""
+    source, batches = write_llama(tmp_path / "source"), make_batches() if calibrated else None
+    done = convert_streaming(source, tmp_path / "out", CONFIGS["low rank"], calibration=batches)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check, is_done, times = StreamFolder.check, streaming._Conversion._is_done, iter(range(blind))
+    monkeypatch.setattr(StreamFolder, "check", lambda self, claim: {"claim": check(self, claim)["claim"]})
+    monkeypatch.setattr(streaming._Conversion, "_is_done", lambda *args: next(times, None) is None and is_done(*args))
+    late = convert_streaming(source, tmp_path / "out", CONFIGS["low rank"], calibration=batches, timeout=1.0)
+    assert list(late) == list(done) and not (tmp_path / "out" / WORK).exists()
+
+
+def test_a_last_sign_of_life_does_not_keep_the_work_folder(tmp_path, monkeypatch):
+    first, removals = folder(tmp_path, 0), []
+    remove = shutil.rmtree
+
+    def disturbed(path, ignore_errors):
+        remove(path)
+        if not removals:
+            path.mkdir()
+            (path / "alive-1").write_text("x")
+        removals.append(path)
+
+    monkeypatch.setattr(shutil, "rmtree", disturbed)
+    first.remove_work()
+    assert len(removals) == 2 and not first.work.exists()
 
 
 def test_a_folder_with_other_files_is_not_touched(tmp_path):

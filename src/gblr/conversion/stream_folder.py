@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gblr.atomic import appearing, write_json
 CLAIM, WORK = "streaming.json", ".streaming"
 _BEAT = 2.0  # seconds between two signs of life
 _POLL = 0.05
+_REMOVALS = 20
 
 
 class OtherConversion(ValueError):
@@ -50,7 +51,8 @@ class StreamFolder:
             raise OtherConversion(f"{self.out} is a file. Choose another folder.")
         stored = read_json(self.out / CLAIM)
         if stored is None:
-            others = sorted(path.name for path in self.out.iterdir() if path.name != WORK)
+            # nor the claim itself on its way, which another process writes
+            others = sorted(p.name for p in self.out.iterdir() if p.name != WORK and not p.name.startswith(f".{CLAIM}"))
             if others:
                 raise OtherConversion(
                     f"{self.out} is not empty ({', '.join(others[:3])}) and holds no streamed conversion. Choose "
@@ -73,8 +75,12 @@ class StreamFolder:
             if self.check(claim) is None:
                 write_json(self.out / CLAIM, {"claim": claim})
         else:
-            self.wait(lambda: (self.out / CLAIM).is_file() and self.work.is_dir(), "to begin")
+            self.wait(lambda: (self.work.is_dir() and (self.out / CLAIM).is_file()) or self.is_finished(), "to begin")
             self.check(claim)
+
+    def is_finished(self) -> bool:
+        """Whether the report is there; the work folder may be gone then."""
+        return "report" in (read_json(self.out / CLAIM) or {})
 
     # -- processes
 
@@ -98,8 +104,9 @@ class StreamFolder:
 
     def _beat(self, stop: threading.Event) -> None:
         while True:
-            if self.world > 1 and self.work.is_dir():
-                (self.work / f"alive-{self.rank}").write_text(str(time.time()))
+            if self.world > 1:
+                with suppress(FileNotFoundError):  # the first process may have ended
+                    (self.work / f"alive-{self.rank}").write_text(str(time.time()))
             if stop.wait(_BEAT):
                 return
 
@@ -148,7 +155,12 @@ class StreamFolder:
         return self.work / f"hidden-{block:03d}" / f"{batch:05d}.pt"
 
     def remove_work(self) -> None:
-        shutil.rmtree(self.work, ignore_errors=True)
+        """Again, if another process gives its last sign of life just then: a folder is removed only if it is empty."""
+        for _ in range(_REMOVALS):
+            shutil.rmtree(self.work, ignore_errors=True)
+            if not self.work.exists():
+                return
+            time.sleep(_POLL)
 
 
 def read_json(file: Path) -> Any:

@@ -75,7 +75,7 @@ def convert_streaming(
         with folder.at_work():
             _Conversion(model, files, config, blocks, batches, split_fused, folder, _device(device)).run()
             if rank:
-                folder.wait(lambda: "report" in (read_json(out / CLAIM) or {}), "the end")
+                folder.wait(folder.is_finished, "the end")
         stored = read_json(out / CLAIM)
     if rank == 0:
         folder.remove_work()
@@ -111,18 +111,34 @@ class _Conversion:
             finish(self.model, self.files, len(self.units), self.folder)
 
     def _unit(self, number: int, sources: list[Source], tick: Any) -> None:
-        self._collect(number, sources)
-        unit = self.folder.unit(number)
-        unit.mkdir(exist_ok=True)
-        for source in self._mine(number):
-            if not _marker(unit, sources, source).is_file():
-                self._fit(source, number, _marker(unit, sources, source))
-            tick(source.name)
+        try:
+            self._share(number, sources, tick)
+        except FileNotFoundError:
+            if not self._is_done(number):
+                raise
         if self.folder.rank == 0:
-            markers = [_marker(unit, sources, source) for source in sources]
+            markers = [_marker(self.folder.unit(number), sources, source) for source in sources]
             self.folder.wait(lambda: all(marker.is_file() for marker in markers), f"layers of block {number}")
             write_unit(self.model, self.files, self.blocks, number, markers, self.folder)
         tick()
+
+    def _share(self, number: int, sources: list[Source], tick: Any) -> None:
+        """This process's layers of a unit."""
+        mine = self._mine(number)
+        if mine or self.folder.rank == 0:
+            self._collect(number, sources)
+        for source in mine:
+            marker = _marker(self.folder.unit(number), sources, source)
+            if not marker.is_file() and not self._is_done(number):
+                marker.parent.mkdir(exist_ok=True)
+                self._fit(source, number, marker)
+            tick(source.name)
+
+    def _is_done(self, number: int) -> bool:
+        """Whether the first process has written the unit, and taken its folder away, or that of all units: in a run
+        that goes on from a stopped one it needs nothing of the others, which may be slow to start.
+        """
+        return self.folder.rank > 0 and (self.folder.unit_marker(number).is_file() or self.folder.is_finished())
 
     def _collect(self, number: int, sources: list[Source]) -> None:
         """The last unit, all that is outside the blocks, needs no run where nothing of it is converted."""
@@ -131,8 +147,8 @@ class _Conversion:
         if self.folder.rank == 0:
             self.calibration.collect(number)
             return
-        collected, done = self.folder.unit(number) / "collected.json", self.folder.unit_marker(number)
-        self.folder.wait(lambda: collected.is_file() or done.is_file(), f"the statistics of block {number}")
+        collected = self.folder.unit(number) / "collected.json"
+        self.folder.wait(lambda: collected.is_file() or self._is_done(number), f"the statistics of block {number}")
 
     def _mine(self, number: int) -> list[Source]:
         """This process's share of a unit: the largest layers first, each to whom has least to do.
