@@ -660,3 +660,18 @@ def test_a_budget_out_of_reach_is_refused_at_once_where_it_can_be():
     with raises_value_error("cannot", "parameters"):
         model = mlp()
         train(learner_of(model, budget=Budget(num_params=3)), model)
+
+
+def test_a_layer_that_is_thawed_and_given_to_the_optimizer_later_is_cut_too():
+    model = mlp()
+    late = gaudi_layers(model)[1]
+    late.requires_grad_(False)
+    learner = learner_of(model, budget=Budget(relative_cost=0.5), total_steps=20)
+    train(learner, model, steps=3)
+    late.requires_grad_(True)
+    with pytest.raises(ValueError, match="does not hold the widths of 1 layers, '2' first"):
+        train(learner, model, steps=1)
+    learner.optimizer.add_param_group({"params": list(late.parameters()), "lr": 0.02, "name": "late"})
+    train(learner, model, steps=16)
+    assert learner.is_done and 0.45 < learner.relative_cost <= 0.5
+    assert late.width_frac.mean() < 0.9

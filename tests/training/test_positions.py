@@ -74,14 +74,46 @@ def test_parts_in_evaluation_mode_count_too():
     assert counter.counts() == [2 * 4 * 5, 2 * 5, 3]
 
 
-def test_layers_that_are_not_reached_count_as_the_others_on_average():
-    assert with_stand_ins([20.0, 0.0, 5.0]) == [20.0, 12.5, 5.0]
+def test_a_layer_that_no_step_reaches_is_neither_counted_nor_cut():
     model = Repeating()
     model(ROWS)
     model.never(ROWS)  # in an earlier run
+    before = model.never.width_frac.detach().clone()
     learner = learner_of(model)
+    train(learner, model)
+    assert learner.state_dict()["positions"] == [20.0, 5.0, 0.0] and torch.equal(model.never.width_frac, before)
+    reported = learner.relative_cost
+    harden_(model.eval())
+    assert reported == pytest.approx(cost(model, ROWS).relative_cost) and 0.28 < reported <= 0.3
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_layer_that_a_later_step_reaches_counts_as_the_others_on_average(resumes):
+    assert with_stand_ins([20.0, 0.0, 5.0]) == [20.0, 12.5, 5.0]
+    model = Repeating()
+    learner = learner_of(model, total_steps=20)
+    train(learner, model, steps=3)
+    if resumes:
+        state = learner.optimizer.state_dict()
+        learner.remove()
+        learner = learner_of(model, learner.optimizer, total_steps=20)
+        learner.optimizer.load_state_dict(state)
+    start = learner.state_dict()["start"]
+    model.once = nn.Sequential(model.never, model.once)  # a router that sends it something
     train(learner, model, steps=1)
-    assert learner.state_dict()["positions"] == [20.0, 5.0, 12.5]
+    assert learner.state_dict()["positions"] == [20.0, 5.0, 12.5] and not has_hooks(model)
+    assert learner.state_dict()["start"] == pytest.approx(start + 12.5 * 12 * 12)  # it begins at the dense cost
+    train(learner, model, steps=16)
+    assert learner.is_done and 0.28 < learner.relative_cost <= 0.3
+    assert model.never.width_frac.mean() < 0.9
+
+
+def test_in_a_budget_of_parameters_all_layers_count():
+    model = Repeating()
+    learner = learner_of(model, budget=Budget(num_params=300))
+    train(learner, model)
+    harden_(model.eval())
+    assert sum(p.numel() for p in model.parameters()) <= 300
 
 
 @pytest.mark.parametrize("compiled", [False, True])

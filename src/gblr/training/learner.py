@@ -37,9 +37,10 @@ class StructureLearner:
     `optimizer` is the one that holds the widths, or several of which the last one with widths is stepped last.
     Layers are weighed by how many positions they see: counted in the first training step, or by running
     `example_inputs` (a tuple of arguments, or a dict of keyword arguments) at once; pass those for a compiled model
-    that applies a layer several times, where calls are not seen. A layer that the first step does not reach counts as
-    much as the others do on average. `callback` gets `metrics()` after every `every` steps; reading them waits for the
-    device.
+    that applies a layer several times, where calls are not seen. In a budget of multiplications a layer that no step
+    has reached, one that the loss does not need or an expert without a token, is neither counted nor cut; from the
+    step that reaches it on, it counts as much as the others do on average. `callback` gets `metrics()` after every
+    `every` steps; reading them waits for the device.
 
     Widths that do not require gradients are left alone and paid for, from the step after they were frozen on. Steps
     that were captured before go on as they are.
@@ -134,10 +135,9 @@ class StructureLearner:
 
     @torch.no_grad()
     def _after_step(self) -> None:
-        refrozen = self._widths.set_trainable(self._rates.trainable())
         if self._counter is not None:
             self._take_counts(self._counter)
-        elif refrozen:
+        if self._widths.set_trainable(self._trainable()):
             check_reachable(*self._settled())
         # a fused optimizer runs even when a GradScaler found infinities, and skips by this tensor
         skipped = getattr(self.optimizer, "found_inf", None)
@@ -211,21 +211,47 @@ class StructureLearner:
             values += [sigma, tables[row], tables[col]]
         torch._foreach_copy_(targets, [value.to(target.device) for value, target in zip(values, targets, strict=True)])
 
+    def _trainable(self) -> list[bool]:
+        """Of each layer, whether its widths may be cut: those that learn, of layers that are counted."""
+        counted = [True] * len(self.layers)
+        if self.budget.relative_cost is not None and self._positions is not None:
+            counted = [position > 0 for position in self._positions]
+        return [learns and counts for learns, counts in zip(self._rates.trainable(), counted, strict=True)]
+
     def _take_counts(self, counter: PositionCounter) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return  # this step is not run, and others like it were counted
         counts = torch.tensor(counter.counts(), dtype=torch.float64, device=self._widths.device)
-        positions = sum_over_processes(counts).tolist()  # batches may differ, and structure must not
-        if any(positions):
-            self._settle(with_stand_ins(positions))
+        found = sum_over_processes(counts).tolist()  # batches may differ, and structure must not
+        if self._positions is not None:
+            self._take_late_counts(found)
+        elif any(found):
+            self._settle(found)
         else:  # an empty batch: layers count equally in this step, and the next one is counted
             self._weigh([1.0] * len(self.layers))
 
+    def _take_late_counts(self, found: Sequence[float]) -> None:
+        """Of the layers that no step had reached before this one."""
+        assert self._positions is not None and self._start is not None
+        if not any(found):
+            return
+        counts, late = with_stand_ins(self._positions), iter(found)
+        positions = [p or (count if next(late) else 0.0) for p, count in zip(self._positions, counts, strict=True)]
+        width, before = self._widths.read().clamp(0, 1), self._settled()[0].budget
+        start = self._start - self._widths.cost(width, before)
+        self._settle(positions)
+        self._start = start + self._widths.cost(width, self._settled()[0].budget)  # as if it had been there
+
     def _settle(self, positions: Sequence[float], start: float | None = None) -> None:
-        """Positions are known: now layers can be weighed against each other."""
+        """Positions are known: now layers can be weighed against each other. Those without any are watched further."""
         self._stop_counting()
         self._positions = list(positions)
         self._weigh(self._positions, start)
+        unreached = [layer for layer, position in zip(self.layers, positions, strict=True) if not position]
+        self._counter = PositionCounter(unreached) if unreached else None
 
     def _weigh(self, positions: Sequence[float], start: float | None = None) -> None:
+        self._widths.set_trainable(self._trainable())
         self._prices = unit_prices(self.budget, self._widths, positions, self._rest)
         width = self._widths.read().clamp(0, 1)
         cost = self._widths.cost(width, self._prices.budget)

@@ -1,4 +1,4 @@
-"""How many input vectors each Gaudi layer sees, counted while the first training step runs."""
+"""How many input vectors each Gaudi layer sees, counted in the first training step that reaches it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -73,7 +73,7 @@ class _Nothing:
 
 
 def with_stand_ins(counts: Sequence[float]) -> list[float]:
-    """A layer that was not reached, an expert without a token, counts as much as the others do on average."""
+    """For layers without any: as much as the others have on average."""
     reached = [count for count in counts if count]
     mean = sum(reached) / len(reached) if reached else 1.0
     return [count or mean for count in counts]

@@ -18,24 +18,8 @@ class WidthRates:
     """The present learning rate of every layer's widths, wherever schedulers and frameworks move it."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], named: Mapping[str, GaudiModule]):
-        # by place, not by object: restoring an optimizer replaces its groups
-        places = {
-            id(p): (optimizer, index)
-            for optimizer in optimizers
-            for index, group in enumerate(optimizer.param_groups)
-            for p in group["params"]
-        }
-        missing = [
-            name
-            for name, layer in named.items()
-            if layer.width_frac.requires_grad and id(layer.width_frac) not in places
-        ]
-        if missing:
-            raise ValueError(
-                f"the optimizer does not hold the widths of {len(missing)} layers, {missing[0]!r} first; build it from "
-                "`gblr.param_groups(model, ...)`, after sharding if the model is sharded, or freeze those layers."
-            )
-        self._places = [places.get(id(layer.width_frac)) for layer in named.values()]
+        self._optimizers, self._named = optimizers, named
+        self._places = self._found_places()
         self._layers = tuple(named.values())
         self._num_blocks = [layer.num_blocks for layer in self._layers]
         owners = [place[0] for place in self._places if place]
@@ -43,12 +27,34 @@ class WidthRates:
             raise ValueError("all widths are frozen: there is no structure to learn.")
         self.last_optimizer = next(o for o in reversed(optimizers) if any(o is owner for owner in owners))
 
-    def trainable(self) -> list[bool]:
-        """Of each layer, whether its widths learn now: they require gradients, and an optimizer holds them."""
-        return [
-            place is not None and layer.width_frac.requires_grad
-            for place, layer in zip(self._places, self._layers, strict=True)
+    def _found_places(self) -> list[tuple[torch.optim.Optimizer, int] | None]:
+        """By place, not by object: restoring an optimizer replaces its groups. None for frozen widths."""
+        places = {
+            id(p): (optimizer, index)
+            for optimizer in self._optimizers
+            for index, group in enumerate(optimizer.param_groups)
+            for p in group["params"]
+        }
+        missing = [
+            name
+            for name, layer in self._named.items()
+            if layer.width_frac.requires_grad and id(layer.width_frac) not in places
         ]
+        if missing:
+            raise ValueError(
+                f"the optimizer does not hold the widths of {len(missing)} layers, {missing[0]!r} first; build it from "
+                "`gblr.param_groups(model, ...)`, after sharding if the model is sharded, or freeze those layers."
+            )
+        return [places.get(id(layer.width_frac)) for layer in self._named.values()]
+
+    def trainable(self) -> list[bool]:
+        """Of each layer, whether its widths learn now. Those that were frozen at first may have been given to the
+        optimizer since, by `add_param_group`.
+        """
+        learns = [layer.width_frac.requires_grad for layer in self._layers]
+        if any(one and place is None for one, place in zip(learns, self._places, strict=True)):
+            self._places = self._found_places()
+        return learns
 
     def full_shrinkage(self, total_steps: int) -> float:
         """The lambda_0 that would take a width from the whole axis to nothing in 3 % of the steps."""
