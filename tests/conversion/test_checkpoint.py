@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, DetrConfig, DetrForObjectDetection, ResNetConfig
 
 import gblr
 from gblr.conversion.checkpoint import from_pretrained, load_, save_pretrained
@@ -217,6 +217,22 @@ def test_the_attention_implementation_is_kept(tmp_path):
     model.set_attn_implementation("eager")
     save_pretrained(model, tmp_path)
     assert from_pretrained(tmp_path).config._attn_implementation == "eager"
+
+
+def test_a_part_without_that_implementation_takes_its_own(tmp_path):
+    """The backbone of a DETR has eager attention alone, the rest sdpa."""
+    backbone = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
+    sizes = {f"{part}_{key}": n for part in ("encoder", "decoder") for key, n in (("layers", 1), ("ffn_dim", 64))}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": 32, "num_queries": 5}
+    torch.manual_seed(0)
+    config = DetrConfig(use_timm_backbone=False, backbone=None, backbone_config=backbone, **sizes)
+    model = DetrForObjectDetection(config).eval()
+    gblr.convert_(model, gblr.LowRankConfig(0.5))
+    save_pretrained(model, tmp_path / "x")
+    loaded = from_pretrained(tmp_path / "x")
+    assert loaded.config._attn_implementation == model.config._attn_implementation == "sdpa"
+    images = torch.linspace(-1, 1, 3 * 64 * 64).view(1, 3, 64, 64)
+    assert torch.equal(loaded(images).logits, model(images).logits)
 
 
 def test_large_checkpoints_are_sharded_with_the_index_of_transformers(tmp_path):

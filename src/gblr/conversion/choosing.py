@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gblr.conversion.filters import Filter, NameFilter, is_conv, is_linear, near_matches
+from gblr.conversion.heads import heads_left_dense
 from gblr.conversion.report import Row
 from gblr.conversion.sources import Source, Uses, read_source, reason_against
 from gblr.fitting.config import Config
@@ -29,13 +30,15 @@ def check_arguments(model: Any, config: Any, where: Any) -> None:
 def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Source], list[Row]]:
     """The layers to convert, and rows for those that the filter chose but that must stay."""
     uses, sources, skipped = Uses(model), [], []
-    names = []
+    names, heads = [], heads_left_dense(model, where)
     for name, module in model.named_modules():
         if is_linear(module) or is_conv(module):
             names.append(name)
         if not where(module, name):
             continue
-        if reason := reason_against(model, name, module, uses):
+        reason = reason_against(model, name, module, uses)
+        if reason or name in heads:
+            reason = reason or "it is the output head; name it in `include` to convert it"
             skipped.append(Row(name, _matrix_shape(module), f"skipped: {reason}", converted=False))
         else:
             sources.append(read_source(model, name, module, split_fused))
@@ -43,6 +46,14 @@ def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Sou
         structured = any(isinstance(module, GaudiModule | MatrixModule) for module in model.modules())
         raise ValueError(_nothing_chosen(where, names, skipped, structured))
     return sources, skipped
+
+
+def _hint_at_convolutions(where: Filter, names: Sequence[str], skipped: Sequence[Row]) -> str:
+    """For networks of convolutions, whose only linear layer is the head."""
+    left = len(set(names) - {row.layer for row in skipped})
+    if not left or not isinstance(where, NameFilter) or where.kind != "linear" or where.include or where.exclude:
+        return ""
+    return f" The other {left} are convolutions or named as heads: `gblr.conv_layers()` chooses convolutions."
 
 
 def _matrix_shape(module: nn.Module) -> tuple[int, int]:
@@ -55,7 +66,8 @@ def _matrix_shape(module: nn.Module) -> tuple[int, int]:
 def _nothing_chosen(where: Filter, names: Sequence[str], skipped: Sequence[Row], structured: bool) -> str:
     if skipped:
         reasons = "; ".join(f"{row.layer}: {row.what}" for row in skipped[:5])
-        return f"`where` chose only layers that must stay as they are: {reasons}."
+        hint = _hint_at_convolutions(where, names, skipped)
+        return f"`where` chose only layers that must stay as they are: {reasons}.{hint}"
     if not names:
         return "the model has no linear or convolution layer" + (
             " left: they are structured already. `gblr.densify_` makes them dense again." if structured else "."

@@ -9,9 +9,24 @@ from torch import nn
 
 Filter = Callable[[nn.Module, str], bool]
 
-# Last parts of names that models give to their output layer. Heads are small, and sensitive.
+# Last parts of names that models give to their output layer. Heads are small, and sensitive. Others are known by where
+# they stand: heads.py.
 _HEADS = frozenset(
-    {"lm_head", "head", "head_dist", "classifier", "classification_head", "score", "qa_outputs", "embed_out"}
+    {
+        "lm_head",
+        "head",
+        "head_dist",
+        "classifier",
+        "classification_head",
+        "score",
+        "qa_outputs",
+        "embed_out",
+        "cls_classifier",
+        "distillation_classifier",
+        "class_labels_classifier",
+        "dense_prediction",
+        "seq_relationship",
+    }
 )
 
 

@@ -108,7 +108,8 @@ def _reason_against_tensors(module: Any, uses: "Uses") -> str | None:
         return "its weight is tied to another module's (an embedding, as a rule)"
     if bias is not None and uses.parameters[id(bias)] > 1:
         return "its bias is tied to another module's"
-    return None if weight.is_floating_point() else f"its weight is quantized ({weight.dtype})"
+    is_plain = weight.is_floating_point() and weight.dtype.itemsize > 1  # float8 has scales elsewhere
+    return None if is_plain else f"its weight is quantized ({weight.dtype})"
 
 
 def _reason_against_forward(module: nn.Module) -> str | None:

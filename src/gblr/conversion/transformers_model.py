@@ -82,10 +82,14 @@ def _build(directory: Path, architecture: str, attention: str | None, mode: Abst
         config = cls.config_class.from_pretrained(directory)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{directory / 'config.json'} cannot be read: {error}") from error
+    own = copy.deepcopy(config)
     if attention in _PORTABLE_ATTENTION:
         config._attn_implementation = attention
     with mode:
-        model = cls(config)
+        try:
+            model = cls(config)
+        except ValueError:  # a part, such as a backbone, does not have it: each part takes its own
+            model = cls(own)
     if (directory / "generation_config.json").exists() and model.can_generate():
         model.generation_config = transformers.GenerationConfig.from_pretrained(directory)
     return model

@@ -7,6 +7,7 @@ from torch import nn
 from gblr.conversion.choosing import choose
 from gblr.conversion.cost import cost
 from gblr.conversion.filters import NameFilter, is_conv
+from gblr.conversion.heads import heads_left_dense
 from gblr.conversion.left_dense import notes_on_stacks
 from gblr.conversion.planner import as_call
 from gblr.layers.gaudi import GaudiModule
@@ -45,7 +46,9 @@ def list_layers(model: nn.Module, settings: Settings, example: Any = None) -> st
 
 def check_something_left(model: nn.Module, settings: Settings) -> None:
     """Two likely mistakes: a model that is compressed already, though one may be in parts; and convolutions alone."""
-    if any(where_of(settings)(module, name) for name, module in model.named_modules()):
+    where = where_of(settings)
+    heads = heads_left_dense(model, where)
+    if any(where(module, name) and name not in heads for name, module in model.named_modules()):
         return
     num_done = sum(isinstance(module, GaudiModule | MatrixModule) for module in model.modules())
     if num_done:
