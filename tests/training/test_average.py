@@ -51,6 +51,40 @@ def test_the_first_steps_are_forgotten_fast():
     assert_close(average._mean[0], torch.full((2, 2), 0.9))  # decay (1 + 0) / (10 + 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_average_of_a_model_in_half_precision_does_not_stall(dtype):
+    model = nn.Linear(2, 2, bias=False, dtype=dtype)
+    with torch.no_grad():
+        model.weight.zero_()
+        average = Average(model, 0.999)
+        model.weight.fill_(1.0)
+    for _ in range(2000):
+        average.update(step=10000)
+    with average.applied():
+        inside = model.weight.detach().clone()
+    assert_close(inside, torch.full((2, 2), 1 - 0.999**2000))
+    assert torch.equal(model.weight, torch.ones(2, 2, dtype=dtype))
+    average.restart()
+    with average.applied():
+        assert torch.equal(model.weight, torch.ones(2, 2, dtype=dtype))
+
+
+class Versioned(nn.Linear):
+    """Has more in its state than tensors."""
+
+    def get_extra_state(self):
+        return {"version": 2}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_only_tensors_are_averaged():
+    model = nn.Sequential(Versioned(8, 4))
+    result = train(model, make_data(), make_data(50), make_config(epochs=2, ema=0.9))
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+
+
 def test_an_error_inside_gives_the_own_weights_back():
     model = norm_and_gaudi()
     average = Average(model, 0.5)

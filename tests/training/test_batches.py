@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, WeightedRandomSampler
 
 from gblr.training.assembly import start_accelerator
 from gblr.training.batches import cut, make_batches, num_samples, to_device
@@ -139,6 +139,63 @@ def test_a_loader_of_the_users_is_shuffled_by_the_seed_and_can_be_taken_up():
     assert order(1, skip=1) == order(1)[1:]
 
 
+def test_generators_of_a_loaders_samplers_follow_the_epoch():
+    config = TrainConfig(batch_size=4)
+    accelerator = start_accelerator(config)
+
+    def batches():
+        generator = torch.Generator().manual_seed(5)
+        sampler = WeightedRandomSampler(torch.ones(12), 12, generator=generator)
+        return make_batches(DataLoader(numbers(12), batch_size=4, sampler=sampler), config, accelerator, True)
+
+    run = batches()
+    first, second = (inputs(run.epoch(number)) for number in range(2))
+    assert first != second
+    assert inputs(batches().epoch(1, skip=1)) == second[1:]
+
+
+class Buckets(Sampler):
+    """Batches of several sizes, in an order of its own."""
+
+    def __init__(self):
+        self.generator, self.epochs = torch.Generator(), []
+
+    def __len__(self):
+        return 3
+
+    def set_epoch(self, number):
+        self.epochs.append(number)
+
+    def __iter__(self):
+        whole = [list(range(4)), list(range(4, 6)), list(range(6, 12))]
+        yield from (whole[place] for place in torch.randperm(3, generator=self.generator))
+
+
+def test_a_loader_whose_batches_have_no_common_size_is_taken_as_it_is():
+    buckets = Buckets()
+    loader = DataLoader(numbers(12), batch_sampler=buckets)
+    whole = [inputs(epoch(loader, number)) for number in range(6)]
+    assert sorted(chain.from_iterable(whole[0])) == list(range(12)) and buckets.epochs == list(range(6))
+    assert {len(batch) for batch in whole[0]} == {4, 2, 6} and len({str(batches) for batches in whole}) > 1
+    assert inputs(epoch(loader, 3, skip=1)) == whole[3][1:]
+    parts = [inputs(epoch(loader, rank=rank, of=2)) for rank in range(2)]
+    assert [a + b for a, b in zip(*parts, strict=True)] == whole[0]
+
+
+class Stored(IterableDataset):
+    """Whole batches, one after the other."""
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return (tuple(part) for part in zip(*(t.split(4) for t in numbers(12).tensors), strict=True))
+
+
+def test_a_loader_of_whole_batches_is_taken_as_it_is():
+    assert inputs(epoch(DataLoader(Stored(), batch_size=None))) == torch.arange(12).view(3, 4).tolist()
+
+
 class Batched(Dataset):
     """Reads a batch at once, as Hugging Face's data sets do."""
 
@@ -162,6 +219,7 @@ def test_data_sets_that_read_batches_are_asked_for_batches():
     [
         (iter([1]), TypeError, "an iterable of batches with a length"),
         (type("Endless", (IterableDataset,), {"__iter__": lambda self: iter([1])})(), TypeError, "with a length"),
+        (Stored(), TypeError, r"Stored is an IterableDataset.*DataLoader\(data, batch_size=None\) if batches"),
         ([], ValueError, "the training data is empty"),
         (numbers(3), ValueError, "`batch_size` must be at most the 3 training samples; got 4"),
     ],

@@ -38,6 +38,28 @@ def test_the_share_leads_from_the_labels_to_the_teacher(generator):
     assert by_teacher > 0 and divergence(teacher(x), teacher(x)) < 1e-6
 
 
+@pytest.mark.parametrize("size", [(7,), (4, 3)])
+def test_scores_of_positions_have_their_classes_along_axis_1(size, generator):
+    """As cross entropy takes them: (batch, classes, positions) or (batch, classes, height, width)."""
+    conv = nn.Conv1d if len(size) == 1 else nn.Conv2d
+    torch.manual_seed(0)
+    model, teacher = conv(3, 5, 1), conv(3, 5, 1)
+    x, labels = torch.randn(2, 3, *size, generator=generator), torch.randint(5, (2, *size), generator=generator)
+    loss = TaughtLoss(teacher, 0.3, temperature=2.0)(model, (x, labels))
+    found, aimed = ((net(x) / 2.0).log_softmax(1) for net in (model, teacher))
+    each = (aimed.exp() * (aimed - found)).sum(1)
+    expected = 0.7 * nn.functional.cross_entropy(model(x), labels) + 0.3 * 4.0 * each.mean()
+    torch.testing.assert_close(loss, expected)
+
+
+def test_the_teacher_alone_needs_no_labels(generator):
+    model, teacher, (x, labels) = classifier(0), classifier(1), labelled(generator)
+    expected = TaughtLoss(teacher, 1.0)(model, (x, labels))
+    assert torch.equal(TaughtLoss(teacher, 1.0)(model, (x, torch.full_like(labels, -100))), expected)
+    texts = {"input_ids": torch.randint(0, 20, (2, 8), generator=generator)}
+    assert TaughtLoss(language_model(1), 1.0)(language_model(0), texts).isfinite()
+
+
 def test_gradients_of_softened_scores_keep_their_size(generator):
     """For small scores the divergence is quadratic, and temperature^2 takes out what the softening does."""
     found, aimed = (1e-2 * torch.randn(8, 5, generator=generator, dtype=torch.float64) for _ in range(2))

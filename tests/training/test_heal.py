@@ -250,6 +250,24 @@ def test_mistakes_are_said_before_anything_is_changed():
         gblr.heal_(model, teacher, batches, structure="loose")
 
 
+def test_a_budget_is_for_a_structure_that_is_free():
+    torch.manual_seed(0)
+    teacher, batches = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8)), [torch.randn(8, 16)] * 4
+    first = gblr.linear_layers(include=("0",))
+    config = gblr.TrainConfig(epochs=2, budget=gblr.Budget(relative_cost=0.3))
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.GaudiConfig(0.5, steps=2), where=first)
+    before = copy.deepcopy(model.state_dict())
+    with raises_value_error("budget", "structure='frozen'", "structure='free'"):
+        gblr.heal_(model, teacher, batches, config=config)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    result = gblr.heal_(model, teacher, batches, config=config, structure="free")
+    assert result.training.relative_cost <= 0.3
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.5), where=first)  # no structure: training leaves budgets aside
+    assert gblr.heal_(model, teacher, batches, config=config).training.relative_cost is None
+
+
 def test_a_model_that_skips_a_layer_is_told_apart():
     class Skips(nn.Module):
         def __init__(self):

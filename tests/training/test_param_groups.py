@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import gblr
 from gblr.layers.gaudi import GaudiLinear
 from gblr.training.param_groups import param_groups
 from tests.helpers import raises_value_error
@@ -28,6 +29,27 @@ def test_biases_and_norms_do_not_decay_and_weights_do():
     groups = names_of(model, weight_decay=0.1)
     assert groups["content"] == {"0.weight", "3.u", "3.v"}
     assert groups["no_decay"] == {"0.bias", "1.weight", "1.bias", "3.bias", "4.weight", "4.bias"}
+
+
+def test_contents_of_hardened_layers_decay_too():
+    model = nn.Sequential(GaudiLinear(8, 6), nn.LayerNorm(6))
+    gblr.harden_(model)
+    assert model[0].u.dim() == 1
+    groups = names_of(model)
+    assert groups == {"content": {"0.u", "0.v"}, "no_decay": {"0.bias", "1.weight", "1.bias"}}
+
+
+class PreNorm(nn.Module):
+    """Its name ends as that of a norm, and it holds more than one."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.norm, self.fc = nn.Parameter(torch.ones(2, 3)), nn.LayerNorm(4), nn.Linear(4, 6)
+
+
+def test_weights_inside_of_what_is_called_a_norm_decay():
+    groups = names_of(PreNorm())
+    assert groups == {"content": {"fc.weight"}, "no_decay": {"scale", "norm.weight", "norm.bias", "fc.bias"}}
 
 
 def test_each_group_has_its_own_rate_and_decay_and_structure_has_no_momentum():

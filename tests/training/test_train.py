@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gblr
 from gblr.layers.gaudi import GaudiModule
+from gblr.training import assembly
 from gblr.training.loop import train
 from gblr.training.train_config import TrainConfig
 from tests.helpers import assert_close
@@ -186,6 +187,35 @@ def test_the_model_is_given_back_as_a_plain_module(precision):
     assert set(vars(net)) == names and not net.training and not net.blocks[0].training
     twin = copy.deepcopy(net)
     assert torch.equal(twin(TEST.tensors[0]), net(TEST.tensors[0]))
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_forward_of_the_instances_own_is_kept(precision):
+    net = make_net()
+    plain = net.forward
+    net.forward = lambda x: 2 * plain(x)
+    own = net.forward
+    train(net, DATA, None, make_config(epochs=1, precision=precision))
+    assert vars(net)["forward"] is own
+    assert torch.equal(net(TEST.tensors[0]), 2 * plain(TEST.tensors[0]))
+
+
+@pytest.mark.parametrize("part", ["param_groups", "Average"])
+def test_a_model_that_cannot_be_prepared_is_as_before(part, monkeypatch):
+    net = make_net().eval()
+    before, names = state(net), set(vars(net))
+
+    def fails(*_):
+        raise ValueError("no")
+
+    monkeypatch.setattr(assembly, part, fails)
+    with pytest.raises(ValueError, match="no"):
+        config = make_config(budget=None, precision="bf16", channels_last=True, ema=0.9)
+        train(net, DATA, None, config)
+    assert set(vars(net)) == names and not net._forward_pre_hooks
+    assert not any(module.training for module in net.modules())
+    assert all(parameter.requires_grad for parameter in net.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
 def normed_net() -> nn.Sequential:

@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import gblr
 from gblr import atomic
@@ -111,6 +111,19 @@ def test_accumulation_and_plain_batches_resume_too(tmp_path, monkeypatch):
         before_step(patch, 7, crash)
         run(tmp_path, **options)
     assert_same_bits(run(tmp_path, **options), expected)
+
+
+def test_samplers_with_a_generator_of_their_own_resume_too(tmp_path, monkeypatch):
+    def loader():
+        generator = torch.Generator().manual_seed(5)
+        sampler = WeightedRandomSampler(torch.ones(160), 160, generator=generator)
+        return DataLoader(make_data(), batch_size=32, sampler=sampler)
+
+    expected = run(data=loader())
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        before_step(patch, 13, crash)
+        run(tmp_path, data=loader())
+    assert_same_bits(run(tmp_path, data=loader()), expected)
 
 
 @pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])

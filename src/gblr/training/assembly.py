@@ -56,11 +56,20 @@ class Assembly:
         self.inner, self.config, self.accelerator = model, config, accelerator
         self.whole: nn.Module | None = None
         self.learner: StructureLearner | None = None
-        gaudi = [module for module in model.modules() if isinstance(module, GaudiModule)]
-        self._modes = modes_of(model)
+        self._modes, self._forward = modes_of(model), model.__dict__.get("forward")
         self._frozen: list[nn.Parameter] = []
+        self._layout: ChannelsLast | None = None
         if config.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
             raise ValueError("`cuda_graphs` is for one process with a CUDA device; train without it here.")
+        try:
+            self._put_together()
+        except BaseException:
+            self.release()
+            raise
+
+    def _put_together(self) -> None:
+        model, config, accelerator = self.inner, self.config, self.accelerator
+        gaudi = [module for module in model.modules() if isinstance(module, GaudiModule)]
         if config.budget is None:  # nothing would keep the cost
             self._frozen = [p for module in gaudi for p in module.structure_parameters() if p.requires_grad]
             for parameter in self._frozen:
@@ -68,7 +77,8 @@ class Assembly:
         if not model.training:  # else parts in evaluation mode are meant to be: batch norms with fixed statistics
             model.train()
         model.to(accelerator.device)
-        self._layout = ChannelsLast(model) if config.channels_last else None
+        if config.channels_last:
+            self._layout = ChannelsLast(model)
         if self.is_sharded:
             if accelerator.is_main_process:
                 self.whole = copy.deepcopy(model).cpu()
@@ -135,8 +145,10 @@ class Assembly:
         if self.learner is not None:
             self.learner.remove()
         self.inner.__dict__.pop("_is_accelerate_prepared", None)
-        if self.inner.__dict__.pop("_original_forward", None) is not None:  # autocast around the class's own forward
+        if self.inner.__dict__.pop("_original_forward", None) is not None:  # autocast is around it
             del self.inner.forward
+            if self._forward is not None:  # one that the user gave to the instance
+                self.inner.forward = self._forward
         if self.config.compile:
             self.inner._compiled_call_impl = None
         if self._layout is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gblr.training.order import PartSampler, SeededDataset, part_of
 from gblr.training.rng import Stream, derived_seed
@@ -88,6 +88,7 @@ class LoaderBatches(Batches):
 
     def __init__(self, loader: DataLoader[Any], config: TrainConfig, accelerator: Any):
         super().__init__(config, accelerator)
+        self.given = loader
         self.loader: Any = accelerator.prepare_data_loader(loader, device_placement=False)
 
     def __len__(self) -> int:
@@ -95,6 +96,7 @@ class LoaderBatches(Batches):
 
     def _parts(self, epoch: int, skip: int) -> Iterator[Part]:
         self.loader.set_epoch(epoch)
+        _seed_generators(self.given, self.seed, epoch)
         return ((batch, self._num_real(batch)) for batch in islice(self.loader, skip, None))
 
     def _num_real(self, batch: Any) -> int:
@@ -117,6 +119,10 @@ class GivenBatches(Batches):
 
     def _parts(self, epoch: int, skip: int) -> Iterator[Part]:
         _set_epoch(self.data, epoch)
+        if isinstance(self.data, DataLoader):
+            for part in (self.data.dataset, *_samplers(self.data)):
+                _set_epoch(part, epoch)
+            _seed_generators(self.data, self.seed, epoch)
         return (self._part(batch) for batch in islice(self.data, skip, None))
 
     def _part(self, batch: Any) -> Part:
@@ -146,7 +152,14 @@ def make_batches(
     if len(data) == 0:
         raise ValueError(f"the {'training' if train else 'evaluation'} data is empty.")
     if isinstance(data, DataLoader):
-        return LoaderBatches(data, config, accelerator)
+        if data.batch_size or getattr(data.batch_sampler, "batch_size", None):
+            return LoaderBatches(data, config, accelerator)
+        return GivenBatches(data, config, accelerator, train)  # Accelerate divides batches of one size only
+    if isinstance(data, IterableDataset):
+        raise TypeError(
+            f"{type(data).__name__} is an IterableDataset, which may give samples or batches; pass "
+            "DataLoader(data, batch_size=...) if it gives samples, DataLoader(data, batch_size=None) if batches."
+        )
     if isinstance(data, Dataset) or hasattr(data, "__getitems__"):
         return DatasetBatches(data, config, accelerator, train, collate)
     return GivenBatches(data, config, accelerator, train)
@@ -196,3 +209,15 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 def _set_epoch(data: Any, epoch: int) -> None:
     if hasattr(data, "set_epoch"):
         data.set_epoch(epoch)
+
+
+def _samplers(loader: DataLoader[Any]) -> list[Any]:
+    return [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+
+
+def _seed_generators(loader: DataLoader[Any], seed: int, epoch: int) -> None:
+    """Those that the loader and its samplers own: what an earlier epoch drew from them is lost in a continued run."""
+    found = [getattr(owner, "generator", None) for owner in (loader, *_samplers(loader))]
+    unique = {id(generator): generator for generator in found if isinstance(generator, torch.Generator)}
+    for number, generator in enumerate(unique.values()):
+        generator.manual_seed(derived_seed(seed, "generator", number, epoch))

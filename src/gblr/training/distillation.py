@@ -61,7 +61,8 @@ class TaughtLoss:
     Batches are (inputs, labels), or mappings for which the model computes its loss, as `gblr.train` takes them without
     a loss. A compressed model learns faster from both than from labels alone: the teacher's scores say more of a
     sample than its class. `temperature` softens them; 4 suits classes, 1 the next token of a text. `precision` is that
-    of the teacher's products, as in `TrainConfig`. The teacher is put into evaluation mode.
+    of the teacher's products, as in `TrainConfig`. The teacher is put into evaluation mode. Labels are not looked at
+    where `share` is 1.
 
         dense = copy.deepcopy(model)
         gblr.convert_(model, gblr.GaudiConfig(relative_cost=0.3), calibration=batches)
@@ -86,16 +87,27 @@ class TaughtLoss:
         weight: Tensor | None = None
         if isinstance(batch, Mapping):
             output = model(**batch)
-            by_labels, scores = own_loss(output), logits_of(output)
+            scores = logits_of(output)
             aims = _asked(self.teacher, self.precision, model, lambda: logits_of(self.teacher(**batch)))
             weight = _weights(padding_of(batch), scores)
         else:
             inputs, labels = pair(batch)
-            scores = logits_of(model(inputs))
-            by_labels = nn.functional.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)
-            aims = _asked(self.teacher, self.precision, model, lambda: logits_of(self.teacher(inputs)))
+            output = model(inputs)
+            scores = _classes_last(logits_of(output))
+            aims = _asked(self.teacher, self.precision, model, lambda: _classes_last(logits_of(self.teacher(inputs))))
         by_teacher = divergence(scores, aims, self.temperature, weight)
+        if self.share == 1:  # the loss of labels is NaN where none counts, and so would be 0 times it
+            return by_teacher
+        by_labels = own_loss(output) if isinstance(batch, Mapping) else self._cross_entropy(logits_of(output), labels)
         return (1 - self.share) * by_labels + self.share * by_teacher
+
+    def _cross_entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)
+
+
+def _classes_last(scores: Tensor) -> Tensor:
+    """Of (batch, classes, ...), as cross entropy takes them."""
+    return scores.movedim(1, -1) if scores.dim() > 2 else scores
 
 
 def _asked(teacher: nn.Module, precision: Precision, model: nn.Module, call: Callable[[], Any]) -> Any:

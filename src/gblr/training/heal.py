@@ -60,7 +60,8 @@ def heal_(
     `config`, the whole model is trained to the teacher's outputs: logits by their Kullback-Leibler divergence at
     `temperature`, hidden states by their relative squared error; `match="auto"` takes logits where the output has them.
 
-    The cost stays what it is. `structure="free"` lets blocks move and change size within it; any format can be healed.
+    The cost stays what it is. `structure="free"` lets blocks move and change size within it, or within the budget of
+    `config` if that has one; any format can be healed.
     `max_growth` is that of `GaudiConfig`: the refit of a model that will not be trained afterwards can have 300.
     With `out`, both steps are saved there as they go, and the same call continues after an interruption. In the end
     all modules of both models are in the mode, training or evaluation, that they came with.
@@ -73,6 +74,11 @@ def heal_(
     check_choice("structure", structure, Freedom)
     check_choice("match", match, Match)
     _check(model, teacher, batches)
+    if structure == "frozen" and config is not None and config.budget is not None and _gaudi_layers(model):
+        raise ValueError(
+            "a `budget` in `config` is for a structure that is learned, and structure='frozen' keeps it as it is; pass "
+            "structure='free', or leave the budget out."
+        )
     folder = None if out is None else Path(out)
     refitted = _refit(model, teacher, batches, structure, folder, sensitivity, max_growth) if layers else []
     if config is None:
@@ -119,7 +125,7 @@ def _distill(
     model: nn.Module, teacher: nn.Module, batches: Sequence[Any], config: TrainConfig, structure: Freedom, match: Match,
     temperature: float, folder: Path | None,
 ) -> TrainResult:  # fmt: skip
-    gaudi = [module for module in model.modules() if isinstance(module, GaudiModule)]
+    gaudi = _gaudi_layers(model)
     frozen: list[nn.Parameter] = []
     if structure == "free" and gaudi and config.budget is None:
         budget = Budget(relative_cost=_present_cost(model, batches[0]))
@@ -137,6 +143,10 @@ def _distill(
         restore_modes(modes)
         for parameter in frozen:
             parameter.requires_grad_(True)
+
+
+def _gaudi_layers(model: nn.Module) -> list[GaudiModule]:
+    return [module for module in model.modules() if isinstance(module, GaudiModule)]
 
 
 def _present_cost(model: nn.Module, batch: Any) -> float:

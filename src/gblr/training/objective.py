@@ -66,8 +66,10 @@ class Objective:
 
 
 def mean_metrics(model: nn.Module, parts: Iterable[Part], sums_of: Sums) -> dict[str, float]:
-    """Means over all samples of all processes."""
+    """Means over all samples of all processes. Sums are kept in float64: in half precision they soon stop growing."""
     totals: dict[str, Any] = {}
+    device = next(model.parameters()).device
+    dtype = torch.float32 if device.type == "mps" else torch.float64
     with undisturbed(model):
         for batch, num_real in parts:
             sums = sums_of(model, cut(batch, 0, max(1, num_real)))
@@ -76,10 +78,11 @@ def mean_metrics(model: nn.Module, parts: Iterable[Part], sums_of: Sums) -> dict
                     f"`evaluate` must return sums and the number of samples as 'count'; got {sorted(sums)}."
                 )
             for name, value in sums.items():
-                totals[name] = totals.get(name, 0.0) + (value if num_real else 0.0)
+                totals[name] = totals.get(name, 0.0) + (torch.as_tensor(value, dtype=dtype) if num_real else 0.0)
     names = sorted(totals)
-    device = next(model.parameters()).device
-    values = sum_over_processes(torch.stack([torch.as_tensor(totals[name], device=device).float() for name in names]))
+    values = sum_over_processes(
+        torch.stack([torch.as_tensor(totals[name], dtype=dtype, device=device) for name in names])
+    )
     found = dict(zip(names, values.tolist(), strict=True))
     count = found.pop("count")
     means = {name: value / max(count, 1.0) for name, value in found.items()}
@@ -91,36 +94,63 @@ def mean_metrics(model: nn.Module, parts: Iterable[Part], sums_of: Sums) -> dict
 def default_sums(custom: Loss | None) -> Sums:
     """Loss and accuracy of a classifier, loss and perplexity of a language model; of a custom loss that loss alone."""
     if custom is None:
-        return lambda model, batch: _own_sums(model, batch) if isinstance(batch, Mapping) else _class_sums(model, batch)
+        own_sums = _OwnSums()
+        return lambda model, batch: own_sums(model, batch) if isinstance(batch, Mapping) else _class_sums(model, batch)
 
     def sums(model: nn.Module, batch: Any) -> dict[str, Any]:
         count = num_samples(batch)
-        return {"loss": custom(model, batch) * count, "count": count}
+        return {"loss": _in_full(custom(model, batch)) * count, "count": count}
 
     return sums
 
 
 def _class_sums(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """Classes lie along axis 1, as cross entropy has them, and labels are classes or a probability for each."""
     inputs, labels = pair(batch)
-    logits = logits_of(model(inputs))
-    loss = functional.cross_entropy(logits, labels, reduction="sum")
-    return {"loss": loss, "accuracy": (logits.argmax(-1) == labels).sum(), "count": len(labels)}
+    logits = _in_full(logits_of(model(inputs)))
+    is_soft = labels.is_floating_point()
+    classes = labels.argmax(1) if is_soft else labels
+    loss = functional.cross_entropy(logits, labels.to(logits.dtype) if is_soft else labels, reduction="sum")
+    return {"loss": loss, "accuracy": (logits.argmax(1) == classes).sum(), "count": (classes != _NO_LABEL).sum()}
 
 
-def _own_sums(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Classes, of positions or of samples, weigh batches by their number of labels."""
-    output = model(**batch)
-    loss, labels = own_loss(output), batch.get("labels")
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() not in (1, 2):
-        size = num_samples(batch)
-        return {"loss": loss * size, "count": size}
-    count = (labels != _NO_LABEL).sum()
-    total = torch.where(count > 0, loss * count, 0.0)  # the mean over no label is NaN
-    if labels.dim() == 2:
-        return {"loss": total, "log_perplexity": total, "count": count}
-    logits = getattr(output, "logits", None)
-    accuracy = {} if logits is None else {"accuracy": (logits.argmax(-1) == labels).sum()}
-    return {"loss": total, "count": count} | accuracy
+class _OwnSums:
+    """Of a model that computes its loss. Classes, of positions or of samples, weigh batches by labels that count."""
+
+    def __init__(self) -> None:
+        self._first_counts: bool | None = None
+
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+        output = model(**batch)
+        loss, labels = _in_full(own_loss(output)), batch.get("labels")
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() not in (1, 2):
+            size = num_samples(batch)
+            return {"loss": loss * size, "count": size}
+        counted = labels[:, 1:] if labels.dim() == 2 and not self._counts_first(model, batch, loss) else labels
+        count = (counted != _NO_LABEL).sum()
+        total = torch.where(count > 0, loss * count, 0.0)  # the mean over no label is NaN
+        if labels.dim() == 2:
+            return {"loss": total, "log_perplexity": total, "count": count}
+        logits = getattr(output, "logits", None)
+        accuracy = {} if logits is None else {"accuracy": (logits.argmax(-1) == labels).sum()}
+        return {"loss": total, "count": count} | accuracy
+
+    def _counts_first(self, model: nn.Module, batch: Mapping[str, Any], loss: Tensor) -> bool:
+        """Whether the loss depends on the first label of a sequence: that of causal models does not, as they shift
+        labels by one. No name tells; another first label does, tried once, on all processes.
+        """
+        if self._first_counts is None:
+            labels = batch["labels"].clone()
+            labels[:, 0] = labels[:, 0] == 0  # class 1 in place of 0, and 0 in place of any other
+            other = _in_full(own_loss(model(**{**batch, "labels": labels})))
+            self._first_counts = not torch.allclose(other, loss, rtol=1e-6, atol=0.0, equal_nan=True)
+        return self._first_counts
+
+
+def _in_full(values: Any) -> Tensor:
+    """In float32 at least: sums over a batch do not fit into half precision."""
+    values = torch.as_tensor(values)
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def pair(batch: Any) -> tuple[Tensor, Tensor]:

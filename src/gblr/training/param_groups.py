@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from gblr.layers.gaudi import GaudiModule
+from gblr.layers.structured import MatrixModule
 
 STRUCTURE_BETAS = (0.0, 0.999)  # no momentum: the proximal step would fight it (the authors' code; the paper is silent)
 _NORMS = ("Norm",)  # LayerNorm, BatchNorm2d, RMSNorm, LlamaRMSNorm, ...
@@ -27,12 +28,13 @@ def param_groups(
         if not value >= 0:
             raise ValueError(f"`{name}` must be 0 or above; got {value}.")
     structure = {id(p) for m in model.modules() if isinstance(m, GaudiModule) for p in m.structure_parameters()}
-    norms = {id(p) for m in model.modules() if type(m).__name__.rstrip("123d").endswith(_NORMS) for p in m.parameters()}
+    norms = {id(p) for m in model.modules() if _is_norm(m) for p in m.parameters(recurse=False)}
+    contents = {id(p) for m in model.modules() if isinstance(m, MatrixModule) for p in _contents(m)}
     kinds: dict[str, list[nn.Parameter]] = {"content": [], "no_decay": [], "structure": []}
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
-        plain = p.dim() < 2 or id(p) in norms or name.endswith("bias")
+        plain = id(p) not in contents and (p.dim() < 2 or id(p) in norms or name.endswith("bias"))
         kinds["structure" if id(p) in structure else "no_decay" if plain else "content"].append(p)
     options: dict[str, dict[str, Any]] = {
         "content": {"lr": lr, "weight_decay": weight_decay},
@@ -43,3 +45,12 @@ def param_groups(
     if not groups:
         raise ValueError("the model has no trainable parameter.")
     return groups
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.rstrip("123d").endswith(_NORMS)
+
+
+def _contents(layer: MatrixModule) -> list[nn.Parameter]:
+    """Whatever their shape: those of packed blocks are one long vector each."""
+    return [p for name, p in layer.named_parameters(recurse=False) if name != "bias"]
