@@ -56,3 +56,11 @@ def test_nothing_to_read(tmp_path):
 @pytest.mark.parametrize(("name", "yes"), [("a.TXT", True), ("a.raw.txt.xz", True), ("a.xz", False), ("a.csv", False)])
 def test_which_files_are_text(name, yes, tmp_path):
     assert is_text(tmp_path / name) == yes
+
+
+def test_bytes_that_are_no_utf8_are_told(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("Größe\nCafé\n".encode("latin-1"))
+    with pytest.warns(UserWarning, match=r"latin.txt is not all UTF-8: 3 bytes were replaced"):
+        assert read_texts(tmp_path / "latin.txt", by_line=True) == {"": ["Gr\ufffd\ufffde", "Caf\ufffd"]}
+    (tmp_path / "plain.txt").write_text("such a character: \ufffd", encoding="utf-8")
+    assert read_texts(tmp_path / "plain.txt") == {"": ["such a character: \ufffd"]}

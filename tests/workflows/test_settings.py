@@ -19,7 +19,11 @@ def test_a_run_from_before_an_option_was_there_goes_on(tmp_path):
 
 def test_distillation_is_refused_before_any_work_where_training_has_a_loss_of_its_own(tmp_path):
     task = SimpleNamespace(loss=lambda model, batch: 0.0, name="sentence similarity")
+    loaded = SimpleNamespace(architecture="BertModel")
     settings = Settings("model", "data", epochs=1.0, distill=0.9)
-    with shapes_unchecked(), pytest.raises(ValueError, match="training for sentence similarity has a loss of its own"):
-        compress(settings, None, task, tmp_path / "run")
+    with (
+        shapes_unchecked(),
+        pytest.raises(ValueError, match="BertModel has neither here: training for sentence similarity"),
+    ):
+        compress(settings, loaded, task, tmp_path / "run")
     assert not (tmp_path / "run").exists()

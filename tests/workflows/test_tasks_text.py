@@ -3,6 +3,7 @@ import math
 import os
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
@@ -228,6 +229,9 @@ def test_sources_that_are_not_understood(encoder, tmp_path, monkeypatch):
         load_task(str(tmp_path / "d"), encoder)
     table = write_table(tmp_path / "a.parquet", {"x": [1.0, 2.0]})
     with pytest.raises(ValueError, match=r"not understood: x \(double\)"):
+        load_task(table, encoder)
+    table = write_table(tmp_path / "b.parquet", {"text": pa.array([], pa.string()), "label": pa.array([], pa.int64())})
+    with pytest.raises(ValueError, match="b.parquet holds no row"):
         load_task(table, encoder)
 
 

@@ -3,6 +3,8 @@
 import gzip
 import json
 import lzma
+import re
+import warnings
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from gblr.data.splits import by_split
 
 _PLAIN = frozenset({".txt", ".text", ".raw", ".tokens", ".md"})
 _LINES = frozenset({".jsonl", ".ndjson"})
+_NO_UTF8 = re.compile("[\udc80-\udcff]")  # what Python reads such bytes as
 _OPENERS = {".xz": lzma.open, ".gz": gzip.open}
 
 
@@ -26,10 +29,21 @@ def read_texts(path: str | Path, by_line: bool = False) -> dict[str, list[str]]:
     if not files:
         raise FileNotFoundError(f"no texts in {path}: expected .txt or .jsonl files, .xz or .gz behind it allowed.")
     named = [(str(file.relative_to(path)) if file != path else "", file) for file in files]
-    found = {split: [text for file in part for text in _read(file, by_line)] for split, part in by_split(named).items()}
+    found = {
+        split: [text for file in part for text in _readable(_read(file, by_line), file)]
+        for split, part in by_split(named).items()
+    }
     if not any(found.values()):
         raise ValueError(f"{path} holds no text.")
     return {split: texts for split, texts in found.items() if texts}
+
+
+def _readable(texts: list[str], file: Path) -> list[str]:
+    """With U+FFFD for bytes that are no UTF-8; a model has hardly seen that, so it must not go unnoticed."""
+    found = [_NO_UTF8.subn("\ufffd", text) for text in texts]
+    if num := sum(count for _, count in found):
+        warnings.warn(f"{file} is not all UTF-8: {num} bytes were replaced. Convert it to UTF-8 first.", stacklevel=3)
+    return [text for text, _ in found]
 
 
 def _suffix(file: Path) -> str:
@@ -47,7 +61,7 @@ def _read(file: Path, by_line: bool) -> list[str]:
 
 
 def _open(file: Path) -> TextIOWrapper:
-    return _OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8", errors="replace")  # type: ignore[operator]
+    return _OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8", errors="surrogateescape")  # type: ignore[operator]
 
 
 def _text_of(line: str, file: Path, number: int) -> str:

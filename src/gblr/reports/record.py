@@ -138,7 +138,10 @@ def load_record(path: str | Path) -> Record:
     path = Path(path)
     file = path / FILE_NAME if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is not there; give a run directory that has a {FILE_NAME}, or such a file")
+        raise FileNotFoundError(
+            f"{file} is not there; give a run directory that has a {FILE_NAME}, or such a file. An unfinished run gets "
+            "it when the same command has ended it; one with --stream has none."
+        )
     try:
         values = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: None)
     except ValueError as error:  # not JSON, or not text

@@ -30,7 +30,7 @@ def bench_folder(folder: Path, batches: tuple[int, ...], threads: int | None) ->
 
 
 def dense_of(folder: Path, model: nn.Module) -> nn.Module:
-    """The model before compression: opened again, or composed from the blocks where it is not at hand."""
+    """Plain layers of the same shapes, composed from the blocks: as fast as the model before compression."""
     import copy
 
     from gblr.conversion.harden import densify_

@@ -36,8 +36,8 @@ def compress(
     """
     if settings.distill and task.loss is not None:
         raise ValueError(
-            f"--distill needs data with labels, or text for a language model of Hugging Face: training for {task.name} "
-            "has a loss of its own. Leave it out."
+            f"--distill mixes the loss of a classifier or of a language model with the dense model's scores; "
+            f"{loaded.architecture} has neither here: training for {task.name} has a loss of its own. Leave it out."
         )
     settings = with_block_rank(settings, loaded.model)
     with claimed(out, settings):

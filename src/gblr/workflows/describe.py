@@ -3,6 +3,7 @@
 import base64
 import platform
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def describe_types(spent: Cost) -> list[dict[str, Any]]:
     groups: dict[str, list[float]] = {}
     for layer in spent.converted:
         groups.setdefault(layer.type, []).append(layer.relative_cost)
-    totals = spent.by_type()
+    totals = replace(spent, layers=spent.converted).by_type()
     return [
         {
             "type": name, "layers": len(costs), "min": round(min(costs), 5), "max": round(max(costs), 5),

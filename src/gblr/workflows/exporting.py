@@ -1,5 +1,6 @@
 """A run as a file for other programs."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,21 @@ def example_of(folder: Path, loaded: LoadedModel) -> Any:
     inputs = getattr(loaded.model, "dummy_inputs", None)
     if inputs is None:
         raise ValueError(f"{folder} is no run, and its model has no example inputs; use gblr.export_onnx from Python.")
-    return dict(inputs)
+    return with_what_tokenizers_add(dict(inputs), loaded.model)
+
+
+def with_what_tokenizers_add(inputs: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """A mask of padding, and kinds of tokens for models with several: without them a file would take texts of equal
+    length alone, and give wrong numbers for others.
+    """
+    tokens, known = inputs.get("input_ids"), inspect.signature(model.forward).parameters
+    if tokens is None:
+        return inputs
+    if "attention_mask" in known:
+        inputs.setdefault("attention_mask", torch.ones_like(tokens))
+    if "token_type_ids" in known and getattr(getattr(model, "config", None), "type_vocab_size", 0) > 1:
+        inputs.setdefault("token_type_ids", torch.zeros_like(tokens))
+    return inputs
 
 
 def two_samples(example: Any) -> Any:

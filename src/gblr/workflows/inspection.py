@@ -15,12 +15,14 @@ from gblr.conversion.tensor_files import CheckpointError, read_tensors
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.split import SplitLinear
 from gblr.layers.structured import MatrixModule
+from gblr.workflows.model_source import check_finished
 
 
 def inspect_folder(folder: Path) -> dict[str, Any]:
     """Layers with their structure, and totals by layer type."""
     place = folder / "model" if (folder / "model" / MANIFEST).is_file() else folder
     if not (place / MANIFEST).is_file():
+        check_finished(folder)
         raise CheckpointError(f"{folder} has no {MANIFEST}: expected a run, or what `gblr.save_pretrained` wrote.")
     manifest = json.loads((place / MANIFEST).read_text())
     values = read_tensors(place, manifest["tensors"] | manifest["buffers"])

@@ -57,7 +57,7 @@ def check_something_left(model: nn.Module, settings: Settings) -> None:
             "options choose. Compress the dense model that it came from, or make it dense by `gblr.densify_` first."
         )
     convolutions = [name for name, module in model.named_modules() if is_conv(module)]
-    if convolutions and not (settings.convolutions or settings.include or settings.exclude):
+    if convolutions and not (settings.convolutions or settings.include):
         raise ValueError(
             f"no linear layer but a head: {counted(len(convolutions), 'convolution')} would stay dense: "
             f"{_remedy(settings)}."

@@ -11,6 +11,7 @@ import torch
 from gblr.conversion.checkpoint import MANIFEST, from_pretrained, load_
 from gblr.models.hugging_face import describe
 from gblr.models.load import LoadedModel, load_model
+from gblr.workflows.settings import SETTINGS
 
 RECORD = "run.json"
 
@@ -22,7 +23,16 @@ def open_model(source: str, *, task: str | None = None, dtype: torch.dtype | Non
         return _of_run(folder)
     if (folder / MANIFEST).is_file():
         return _of_checkpoint(folder)
+    if (folder / "model" / MANIFEST).is_file():  # a run with --stream, which leaves no record
+        return _of_checkpoint(folder / "model")
+    check_finished(folder)
     return load_model(source, task=task, dtype=dtype)
+
+
+def check_finished(folder: Path) -> None:
+    """Raises for a run that was stopped: it has settings, and neither a record nor a model."""
+    if (folder / SETTINGS).is_file() and not (folder / RECORD).is_file() and not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is an unfinished run: the same `gblr` command that began it continues it.")
 
 
 def read_record(folder: Path) -> dict[str, Any]:

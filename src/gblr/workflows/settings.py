@@ -11,6 +11,7 @@ from typing import Any
 
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
 
+SETTINGS = "settings.json"  # the first file of a run
 METHODS: dict[str, type[Config]] = {
     "gaudi": GaudiConfig,
     "low-rank": LowRankConfig,
@@ -94,7 +95,7 @@ def claimed(out: Path, settings: Settings) -> Iterator[None]:
     is new is given up after an error of the options, so that the corrected command can have it, unless a fit or
     training would be lost.
     """
-    new = not (out / "settings.json").exists()
+    new = not (out / SETTINGS).exists()
     claim(out, settings)
     try:
         yield
@@ -102,14 +103,14 @@ def claimed(out: Path, settings: Settings) -> Iterator[None]:
         kept = [*out.glob("work/*/converted"), *out.glob("work/*/train"), *out.glob("model/*")]
         if new and not kept:
             shutil.rmtree(out / "work", ignore_errors=True)
-            (out / "settings.json").unlink()
+            (out / SETTINGS).unlink()
             with suppress(OSError):  # something else is in it
                 out.rmdir()
         raise
 
 
 def claim(out: Path, settings: Settings) -> None:
-    file = out / "settings.json"
+    file = out / SETTINGS
     mine = settings.to_plain()
     if file.exists():
         stored = json.loads(file.read_text())

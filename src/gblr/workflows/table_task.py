@@ -17,6 +17,8 @@ def table_task(tables: dict[str, Any], request: Request) -> Task:
     """`tables` are pyarrow tables by split."""
     columns = find_columns(next(iter(tables.values())), request.source)
     train, test = parts_of(tables, columns.label)
+    if not len(train):
+        raise ValueError(f"{request.source} holds no row to train on.")
     if columns.image:
         return image_task(_images(train, test, columns, request), request)
     check_reads_text(request.loaded, request.source)

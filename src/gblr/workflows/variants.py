@@ -23,6 +23,7 @@ from gblr.conversion.report import Report
 from gblr.conversion.timing import interleaved
 from gblr.fitting.config import STIFF_GROWTH, TRAINABLE_GROWTH, Allocation, Config, GaudiConfig
 from gblr.layers.gaudi import GaudiModule
+from gblr.training.batches import num_samples
 from gblr.training.budget import Budget
 from gblr.training.distillation import TaughtLoss
 from gblr.training.heal import heal_
@@ -100,12 +101,12 @@ class Variant:
         batches = None
         if self.settings.calibration and not self.settings.from_scratch:
             what = "calibration and sensitivity" if self.settings.sensitivity else "calibration"
-            self.say(f"reading {self.settings.calibration} samples for {what}")
-            batches = self.task.calibration(self.settings.calibration)
+            batches = list(self.task.calibration(self.settings.calibration))
+            self.say(f"{counted(sum(map(num_samples, batches)), 'sample')} read for {what}")
         config, sensitivity = config_of(self.settings, self.method), self.settings.sensitivity
         report = convert_(self.model, config, where_of(self.settings), batches, sensitivity=sensitivity)
         self.result["errors"] = {row.layer: row.error for row in report.rows if row.error is not None}
-        self.say(f"{counted(len(report), 'layer')} converted to cost {report.relative_cost:.3f}{_error(report)}")
+        self.say(f"{counted(len(report), 'layer')} converted{_error(report)}")
         save_pretrained(self.model, stored)
         write_json(errors, self.result["errors"])
 
