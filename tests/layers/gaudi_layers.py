@@ -41,3 +41,12 @@ def three_blocks(out_features: int = 16, in_features: int = 12, block_rank: int 
     )
     u = torch.randn(3, block_rank, out_features, generator=generator)
     return GBLRMatrix(structure, u, torch.randn(3, block_rank, in_features, generator=generator))
+
+
+def aligned_blocks(**changes: int) -> GBLRMatrix:
+    """16 x 12, of rank 2: as `three_blocks`, at multiples of 4, but for the `changes` to the second block."""
+    places = {"row_width": [16, 8, 4], "row_location": [0, 12, 8], "col_width": [12, 4, 8], "col_location": [0, 8, 0]}
+    for name, value in changes.items():
+        places[name][1] = value
+    matrix = three_blocks(block_rank=2)
+    return GBLRMatrix(Structure(**{name: torch.tensor(value) for name, value in places.items()}), matrix.u, matrix.v)

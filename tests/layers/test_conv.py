@@ -190,6 +190,16 @@ def test_it_compiles_and_exports(generator):
         assert_close(program.module()(x), layer(x))
 
 
+def test_it_exports_with_batch_and_image_left_open(generator):
+    layer = gaudi_conv(sigma=3.0, kernel_size=3, padding=1)
+    sizes = {0: torch.export.Dim("b"), 2: torch.export.Dim("h"), 3: torch.export.Dim("w")}
+    with shapes_unchecked():
+        program = torch.export.export(layer, (torch.zeros(2, 3, 7, 8),), dynamic_shapes=(sizes,))
+    for size in ((2, 3, 2, 2), (9, 3, 20, 30)):
+        x = torch.randn(size, generator=generator)
+        assert_close(program.module()(x), layer(x))
+
+
 def test_a_deep_copy_and_a_state_dict_give_the_same_layer(generator):
     layer = gaudi_conv(sigma=3.0, kernel_size=3)
     x = torch.randn(2, 3, 7, 8, generator=generator)
@@ -221,6 +231,8 @@ def test_grouped_convolutions_and_wrong_sizes_are_refused():
     with raises_value_error("groups=3"):
         ConvGeometry.of(nn.Conv2d(3, 6, 3, groups=3))
     matrix = GBLRMatrix.from_low_rank(torch.ones(2, 6), torch.ones(2, 26))
+    with raises_value_error("`num_blocks`", 0):
+        GaudiConv2d(3, 6, 3, num_blocks=0)
     with raises_value_error("`matrix`", 27, 26):
         StructuredConv2d(matrix, ConvGeometry(3, (3, 3)))
 

@@ -8,9 +8,10 @@ from torch.utils.checkpoint import checkpoint
 
 from gblr.layers.gaudi import MASK_THRESHOLD, GaudiLinear
 from gblr.matrices.gblr import GBLRMatrix
+from gblr.matrices.structure import Structure
 from gblr.ops.masks import gaudi_mask
 from tests.helpers import assert_close, compiled, raises_value_error
-from tests.layers.gaudi_layers import STRUCTURE, random_gaudi, three_blocks
+from tests.layers.gaudi_layers import STRUCTURE, aligned_blocks, random_gaudi, three_blocks
 from tests.shape_hook import shapes_unchecked
 
 FEW, MANY = 1, 500  # positions for which factors are chained, and for which W is composed
@@ -184,7 +185,7 @@ def test_a_sigma_that_means_nothing_is_refused(sigma):
 
 def test_the_printed_layer_tells_shape_blocks_live_blocks_and_cost():
     layer = GaudiLinear(12, 16, block_rank=2, align=4, num_blocks=5)
-    layer.load_matrix(three_blocks(block_rank=2))
+    layer.load_matrix(aligned_blocks())
     s = layer.structure
     cost = 2 * int(((s.row_width + s.col_width) * s.live).sum()) / 192
     text = repr(layer)
@@ -207,6 +208,28 @@ def test_the_scratch_start_costs_what_is_asked(relative_cost, block_rank, align,
     layer = GaudiLinear(*shape, block_rank=block_rank, align=align, relative_cost=relative_cost)
     dense, step = shape[0] * shape[1], block_rank * 2 * align
     assert relative_cost * dense - 2 * step <= layer.num_mults <= relative_cost * dense
+
+
+@pytest.mark.parametrize("relative_cost", [0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize(("block_rank", "align"), [(1, 1), (8, 1), (4, 4), (16, 16), (1, 16), (1, 7)])
+@pytest.mark.parametrize("small", [1, 3, 10, 16, 32])
+def test_thin_layers_start_alive_and_at_no_more_than_what_is_asked(relative_cost, block_rank, align, small):
+    """A side that is raised to `align` once killed whole blocks, often all of them."""
+    for shape in ((small, 512), (512, small)):
+        layer = GaudiLinear(*shape, block_rank=block_rank, align=align, relative_cost=relative_cost, bias=False)
+        smallest = layer.block_rank * sum(min(align, n) for n in shape)
+        asked = min(relative_cost * 512 * small, layer.num_blocks * layer.block_rank * sum(shape))
+        assert layer.num_mults <= max(asked, smallest)
+        assert layer.num_mults >= max(asked - 2 * layer.block_rank * align, smallest)
+
+
+@pytest.mark.parametrize("relative_cost", [0.1, 0.3])
+@pytest.mark.parametrize("shape", [(768, 16), (16, 768), (512, 32)])
+def test_a_thin_layer_starts_with_the_variance_of_a_linear_layer(relative_cost, shape, generator):
+    layer = GaudiLinear(*shape, False, block_rank=16, align=16, relative_cost=relative_cost, generator=generator)
+    x = torch.randn(400, shape[0], generator=generator)
+    assert 0.5 < float(layer(x).detach().var()) * 3 < 2
+    assert float(layer.u.detach().std()) < 1
 
 
 def test_without_rounding_the_scratch_start_costs_what_is_asked():
@@ -269,6 +292,33 @@ def test_a_matrix_that_does_not_fit_is_refused():
         layer.load_matrix(three_blocks().T)
     with raises_value_error("`matrix`", "block_rank", 2):
         layer.load_matrix(three_blocks(block_rank=2))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"row_width": 3}, {"row_location": 5}, {"col_width": 7}, {"col_location": 2}], ids=str
+)
+def test_a_matrix_between_the_multiples_of_align_is_refused_and_changes_nothing(wrong):
+    """It would be rounded to another matrix."""
+    matrix = aligned_blocks(**wrong)
+    layer = GaudiLinear(12, 16, block_rank=2, align=4)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    with raises_value_error("`align`", 4, *wrong, *wrong.values()):
+        layer.load_matrix(matrix)
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    for options in ({"align": 1}, {"align": 4, "rounding": False}):
+        layer = GaudiLinear(12, 16, block_rank=2, **options)
+        layer.load_matrix(matrix)
+        assert_close(layer.weight, matrix.to_dense())
+
+
+def test_where_rounding_changes_nothing_any_place_may_be_loaded():
+    """A dead block, and a full one, whose location does not matter; an axis that `align` does not divide."""
+    structure = Structure(*(torch.tensor(v) for v in ([30, 5, 8], [7, 3, 24 - 30], [21, 0, 16], [0, 9, 21])))
+    generator = torch.Generator().manual_seed(1)
+    matrix = GBLRMatrix(structure, *(torch.randn(3, 1, n, generator=generator) for n in (30, 21)))
+    layer = GaudiLinear(21, 30, align=8)
+    layer.load_matrix(matrix)
+    assert_close(layer.weight, matrix.to_dense())
 
 
 def test_hardening_is_exact_without_smoothing():
@@ -365,6 +415,32 @@ def test_the_layer_exports(generator):
     assert_close(program.module()(x), layer(x))
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_layer_exports_with_a_batch_left_open(strict, training, generator):
+    layer = random_gaudi(sigma=3.0).train(training)
+    with shapes_unchecked():
+        program = torch.export.export(
+            layer, (torch.zeros(4, 12),), dynamic_shapes=({0: torch.export.Dim("b")},), strict=strict
+        )
+    assert type(layer.num_positions) is int
+    for positions in (2, 4, MANY):
+        x = torch.randn(positions, 12, generator=generator)
+        assert_close(program.module()(x), layer(x))
+
+
+def test_a_compiled_layer_takes_any_batch_in_a_graph_for_each_route(generator):
+    layer, torch_counts = random_gaudi(sigma=3.0), torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    torch_counts.clear()
+    run = torch.compile(layer, backend="eager", dynamic=True)
+    with shapes_unchecked():
+        for positions in (2, 3, 5, 50, MANY, 7, 90, 4):
+            x = torch.randn(positions, 12, generator=generator)
+            assert_close(run(x), layer(x))
+    assert torch_counts["stats"]["unique_graphs"] == 2
+
+
 def test_a_layer_on_meta_has_shapes_and_is_filled_by_a_state_dict(generator):
     layer = GaudiLinear(12, 16, device="meta")
     assert layer(torch.empty(3, 12, device="meta")).shape == (3, 16)
@@ -385,6 +461,33 @@ def test_a_state_dict_gives_the_same_layer_back(generator):
     assert not missing.missing_keys and not missing.unexpected_keys
     x = torch.randn(3, 12, generator=generator)
     assert torch.equal(target(x), source(x))
+
+
+def test_a_loaded_layer_has_the_same_masks_at_a_sigma_that_float32_rounds(generator):
+    source, target = random_gaudi(sigma=2.1), GaudiLinear(12, 16)
+    target.load_state_dict(source.state_dict())
+    for name in STRUCTURE:
+        assert torch.equal(getattr(source, name), getattr(target, name)), name
+
+
+def test_a_sigma_that_is_zero_in_float32_is_refused():
+    with raises_value_error("`sigma`", 0):
+        GaudiLinear(12, 16).set_sigma(1e-60)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_structure_assigned_in_another_dtype_becomes_float32(dtype, device, generator):
+    source = random_gaudi(sigma=3.0)
+    state = {name: value.to(dtype) for name, value in source.state_dict().items()}
+    state["location_frac"] = nn.Parameter(state["location_frac"])
+    layer = GaudiLinear(12, 16, device=device)
+    layer.width_frac.requires_grad_(False)
+    layer.load_state_dict(state, assign=True)
+    assert structure_dtypes(layer) == {torch.float32} and layer.u.dtype == dtype
+    assert not layer.width_frac.requires_grad and layer.location_frac.requires_grad
+    assert {value.dtype for value in state.values()} == {dtype}  # what was given stays as it is
+    assert layer(torch.randn(3, 12, generator=generator).to(dtype)).dtype == dtype
 
 
 def test_the_state_dict_holds_no_tables():
@@ -422,6 +525,9 @@ def test_sizes_that_make_no_layer_are_refused():
         GaudiLinear(4, -1)
     with raises_value_error("`block_rank`", "`align`", 0):
         GaudiLinear(4, 4, block_rank=0)
+    for num_blocks in (0, -1):
+        with raises_value_error("`num_blocks`", num_blocks):
+            GaudiLinear(4, 4, num_blocks=num_blocks)
     with raises_value_error("`relative_cost`", 0):
         GaudiLinear(4, 4, relative_cost=0)
 
@@ -467,3 +573,29 @@ def test_second_derivatives_by_parameters_are_refused_and_by_inputs_there(genera
     (2 * x.detach() @ expected.T @ expected + 2 * layer.bias.detach() @ expected).square().sum().backward()
     (through,) = torch.autograd.grad(layer.weight, layer.u, expected.grad)
     assert (found - through).norm() <= 1e-4 * through.norm()
+
+
+@pytest.mark.parametrize("rounding", [True, False])
+@pytest.mark.parametrize("sigma", [2.0, math.inf])
+def test_torch_func_differentiates_by_parameters(sigma, rounding, generator):
+    layer = random_gaudi(sigma=sigma, rounding=rounding, block_rank=2)
+    x = torch.randn(5, 12, generator=generator)
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x,)).square().mean()
+
+    expected = torch.autograd.grad(loss(parameters, x), list(parameters.values()))
+    found = torch.func.grad(loss)(parameters, x)
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for name, wanted in zip(parameters, expected, strict=True):
+        for grad in (found[name], per_sample[name].mean(0)):
+            assert_close(grad, wanted)
+
+
+def test_an_ensemble_of_layers_is_mapped_at_once(generator):
+    layers = [random_gaudi(sigma=sigma) for sigma in (1.0, 4.0, math.inf)]
+    parameters, buffers = torch.func.stack_module_state(layers)
+    x = torch.randn(5, 12, generator=generator)
+    y = torch.func.vmap(lambda p, b: torch.func.functional_call(layers[0], (p, b), (x,)))(parameters, buffers)
+    assert_close(y, torch.stack([layer(x) for layer in layers]))

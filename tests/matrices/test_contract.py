@@ -155,6 +155,16 @@ def test_vmap_agrees_with_a_batch(format, generator):
 
 
 @every_format
+def test_autocast_multiplies_in_its_dtype(format, generator):
+    matrix = format.make(12, 9, generator).map_tensors(lambda t: t / 4 if t.is_floating_point() else t)
+    matrix, x = matrix.to(torch.float32), randn(5, 9, generator=generator).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = matrix.matmul(x)
+    assert y.dtype == torch.bfloat16
+    assert_close(y, matrix.matmul(x))
+
+
+@every_format
 def test_matrices_are_frozen(format, generator):
     matrix = format.make(12, 9, generator)
     for field in dataclasses.fields(matrix):

@@ -1,9 +1,11 @@
 """Special to packed GBLR matrices; what they share with the other formats is in the contract."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gblr.layers.structured import StructuredLinear
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.packed import PackedGBLR
 from gblr.matrices.structure import Structure
@@ -54,6 +56,17 @@ def test_a_float_structure_packs_alike(generator):
     as_float = Structure(*(value.float() for value in vars(matrix.structure).values()))
     packed = PackedGBLR.from_gblr(GBLRMatrix(as_float, matrix.u, matrix.v))
     assert_close(packed.to_dense(), matrix.to_dense())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8])
+def test_widths_whose_sum_their_dtype_cannot_hold_pack_alike(dtype, generator):
+    places = Structure(*(torch.full((10,), value).to(dtype) for value in (201, 5, 201, 7)))
+    matrix = GBLRMatrix(places, *(torch.randn(10, 1, 256, generator=generator) for _ in range(2)))
+    packed = PackedGBLR.from_gblr(matrix)
+    assert packed.num_mults == matrix.num_mults == 10 * 402
+    assert_close(packed.to_dense(), matrix.to_dense())
+    layer = StructuredLinear(packed).eval()
+    assert layer.form is not None  # it is known to be filled
 
 
 def test_contents_that_do_not_fill_the_blocks_are_refused(generator):

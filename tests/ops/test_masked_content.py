@@ -315,11 +315,42 @@ def test_vmap_agrees_with_a_loop(in_dims, block_rank, kind, generator):
     assert_close(mapped, torch.stack(loop))
 
 
-def test_vmap_over_the_table_says_what_to_do_instead(generator):
-    content, width, location = (t.detach() for t in inputs("whole", generator))
-    tables = torch.stack([step_table(12, sigma, f64, CPU) for sigma in (1.0, 2.0)])
+def test_a_compiled_step_may_be_mapped(generator):
+    tensors = [t.detach().unflatten(0, (2, 3)) for t in inputs("whole", generator, block_rank=2)]
+    mapped = torch.func.vmap(lambda *t: masked_content(*t, 2.0, whole=True))
+    assert_close(compiled(mapped)(*tensors), expected(*tensors, 2.0))
+
+
+@each_kind
+def test_a_table_may_be_mapped_as_in_an_ensemble_of_layers(kind, generator):
+    content, width, location = (t.detach() for t in inputs(kind, generator))
+    build, sigmas = step_table if kind == "whole" else step_spectrum, (1.0, 5.0, math.inf)
+    tables = torch.stack([build(12, sigma, f64, CPU) for sigma in sigmas])
+    mapped = torch.func.vmap(masked_content_from, (0, None, None, None))(tables, content, width, location)
+    assert_close(mapped, torch.stack([expected(content, width, location, sigma) for sigma in sigmas]))
+
+
+def test_the_operator_itself_is_not_mapped_over_its_table_and_says_so(generator):
+    tensors = operator_inputs("whole", f64, generator)
     with pytest.raises(NotImplementedError, match="loop over sigma"):
-        torch.func.vmap(masked_content_from, (0, None, None, None))(tables, content, width, location)
+        torch.func.vmap(torch.ops.gblr.masked_content, (None, None, None, 0))(*tensors[:3], tensors[3][None])
+
+
+@each_kind
+@pytest.mark.parametrize("length", [1, 7, 8])
+@pytest.mark.parametrize("sigma", [1.0, math.inf])
+@pytest.mark.parametrize("block_rank", [None, 2])
+def test_torch_func_differentiates_by_every_tensor_and_more_than_once(length, sigma, block_rank, kind, generator):
+    tensors = inputs(kind, generator, blocks=4, length=length, block_rank=block_rank)
+
+    def gradients(*tensors):
+        loss = lambda *t: masked_content(*t, sigma, whole=kind == "whole").pow(2).sum()  # noqa: E731
+        return torch.func.grad(loss, argnums=(0, 1, 2))(*tensors)
+
+    wanted = torch.autograd.grad(expected(*tensors, sigma).pow(2).sum(), tensors)
+    for found, precise in zip(gradients(*tensors), wanted, strict=True):
+        torch.testing.assert_close(found, precise, rtol=1e-10, atol=1e-10)
+    assert torch.autograd.gradcheck(gradients, tensors, fast_mode=True)
 
 
 def test_gradients_flow_back_through_vmap(generator):

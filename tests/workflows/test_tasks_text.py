@@ -231,7 +231,7 @@ def test_sources_that_are_not_understood(encoder, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"not understood: x \(double\)"):
         load_task(table, encoder)
     table = write_table(tmp_path / "b.parquet", {"text": pa.array([], pa.string()), "label": pa.array([], pa.int64())})
-    with pytest.raises(ValueError, match="b.parquet holds no row"):
+    with pytest.raises(ValueError, match=r"b\.parquet holds no row"):
         load_task(table, encoder)
 
 

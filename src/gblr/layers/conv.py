@@ -188,8 +188,7 @@ class GaudiConv2d(ConvAttributes, GaudiModule):
             y = self.geometry.convolve(x, self.geometry.weight(u.T @ v), self.bias)
         else:
             y = self.geometry.convolve_twice(x, v, u.T, self.bias)
-        if self.training:
-            self.num_positions = y.numel() // self.out_features
+        self._count(y.numel() // self.out_features)
         return y
 
     def to_dense_layer(self) -> nn.Conv2d:

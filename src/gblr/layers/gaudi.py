@@ -1,5 +1,6 @@
 """Layers whose structure learns: widths and locations are parameters, seen through Gaudi masks (paper Eq. 7)."""
 
+import ctypes
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from gblr.ops.masked_content import masked_content_from
 from gblr.ops.step import step_spectrum, step_table
 
 MASK_THRESHOLD = 1e-3  # hardening keeps the elements whose mask is above it
+_NOISE = 1e-9  # of a cost that should be whole, in blocks or in steps of `align`
 
 
 class GaudiModule(nn.Module):
@@ -55,6 +57,8 @@ class GaudiModule(nn.Module):
                 raise ValueError(f"`{name}` must be at least 1; got {value}.")
         if block_rank < 1 or align < 1:
             raise ValueError(f"`block_rank` and `align` must be at least 1; got {block_rank} and {align}.")
+        if num_blocks is not None and num_blocks < 1:
+            raise ValueError(f"`num_blocks` must be at least 1 (None: by the smaller axis); got {num_blocks}.")
         self.in_features, self.out_features = in_features, out_features
         block_rank = min(block_rank, in_features, out_features)  # more would add nothing
         self.block_rank, self.align, self.rounding = block_rank, align, rounding
@@ -108,7 +112,7 @@ class GaudiModule(nn.Module):
             # W_ij sums block_rank * row_width_frac * col_width_frac products per block on average; nn.Linear's entries
             # have variance 1/(3 in)
             terms = self.block_rank * float(width.prod(0).sum())
-            std = (1 / (3 * self.in_features * max(terms, 1e-12))) ** 0.25
+            std = (1 / (3 * self.in_features * terms)) ** 0.25
             for content in (self.u, self.v):
                 content.normal_(0.0, std, generator=generator)
 
@@ -126,6 +130,8 @@ class GaudiModule(nn.Module):
     def load_matrix(self, matrix: GBLRMatrix) -> None:
         """Takes over structure and contents; blocks beyond those of `matrix` are dead but able to return.
 
+        With `rounding` its widths and locations must be multiples of `align`, as those of the layer are.
+
         A dead block keeps one column of width and small contents: were both widths 0, all of its gradients would be
         too.
         """
@@ -138,6 +144,7 @@ class GaudiModule(nn.Module):
         if given > self.num_blocks:
             raise ValueError(f"the layer has {self.num_blocks} blocks; the matrix needs {given}. Raise `num_blocks`.")
         s = matrix.structure
+        self._check_align(s)
         with torch.no_grad():
             self._start()
             self.u.mul_(_deviation(matrix.u) / max(_deviation(self.u), 1e-12))
@@ -148,12 +155,32 @@ class GaudiModule(nn.Module):
             self.u[:given].copy_(matrix.u)
             self.v[:given].copy_(matrix.v)
 
+    def _check_align(self, s: Structure) -> None:
+        """Raises where rounding would change a live block."""
+        if not self.rounding:
+            return
+        sides = (("row", s.row_width, s.row_location), ("col", s.col_width, s.col_location))
+        for (side, width, location), n in zip(sides, self._axes, strict=True):
+            width, location = width.long(), location.long() % n
+            # a full block may begin anywhere
+            other = (width < n) & ((width % self.align != 0) | (location % self.align != 0)) & s.live
+            if bool(other.any()):
+                k = int(other.nonzero()[0])
+                raise ValueError(
+                    f"`matrix` must have widths and locations at multiples of `align` = {self.align}, or full widths; "
+                    f"block {k} has {side}_width {int(width[k])} and {side}_location {int(location[k])}. Fit with this "
+                    "`align`, or make the layer with `align=1`."
+                )
+
     def _fractions(self, row: Tensor, col: Tensor) -> Float[Tensor, "2 k"]:
         return torch.stack([row.float() / self.out_features, col.float() / self.in_features]).to(self.width_frac.device)
 
     def set_sigma(self, sigma: float) -> None:
-        """Sets the smoothness of the masks, in place: compiled and captured steps see it."""
-        sigma = check_sigma(sigma)
+        """Sets the smoothness of the masks, in place: compiled and captured steps see it.
+
+        Masks are those of the float32 that is stored, so that a loaded layer has the same ones.
+        """
+        sigma = check_sigma(ctypes.c_float(check_sigma(sigma)).value)
         row, col = self._tables(sigma, self.width_frac.device)
         self.sigma.fill_(sigma)
         self._row_table.copy_(row)
@@ -202,9 +229,22 @@ class GaudiModule(nn.Module):
         return u.T @ v
 
     def composes(self, positions: int) -> bool:
-        """Whether composing W takes no more multiplications than chaining the factors, for that many input vectors."""
+        """Whether composing W takes no more multiplications than chaining the factors, for that many input vectors.
+
+        Where an exported program leaves that number open: whether it holds for every one.
+        """
         dense, ranks = self.out_features * self.in_features, self.num_blocks * self.block_rank
-        return (ranks + positions) * dense <= positions * ranks * (self.out_features + self.in_features)
+        fewer = (ranks + positions) * dense <= positions * ranks * (self.out_features + self.in_features)
+        if not torch.compiler.is_exporting():
+            return fewer
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # slower to import than all of gblr
+
+        # a branch on the number itself would bind the program to the sizes on one side of it
+        return statically_known_true(fewer)
+
+    def _count(self, positions: int) -> None:
+        if self.training and not torch.compiler.is_exporting():  # there it may be a symbol
+            self.num_positions = positions
 
     def to_matrix(self) -> GBLRMatrix:
         """The layer with its masks folded into the contents, cropped to where they matter, without dead blocks."""
@@ -262,8 +302,15 @@ class GaudiModule(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Tables are not stored: they follow the sigma that is."""
+        """Tables are not stored: they follow the sigma that is. Structure is float32 again where it was assigned in
+        another dtype.
+        """
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        for name, parameter in (("width_frac", self.width_frac), ("location_frac", self.location_frac)):
+            if parameter.dtype != torch.float32:
+                setattr(self, name, nn.Parameter(parameter.detach().float(), parameter.requires_grad))
+        if self.sigma.dtype != torch.float32:
+            self.sigma = self.sigma.float()
         if prefix + "sigma" not in state_dict or self.sigma.is_meta:
             return
         if self._row_table.is_meta:  # load_state_dict(..., assign=True)
@@ -312,8 +359,7 @@ class GaudiLinear(GaudiModule):
         """W x + bias, by composing W or by chaining the factors, whichever takes fewer multiplications for this x."""
         u, v = self.flat_factors()
         positions = x.numel() // self.in_features
-        if self.training:
-            self.num_positions = positions
+        self._count(positions)
         bias = None if self.bias is None else self.bias.to(u.dtype)  # within the product: a pass over y less
         if self.composes(positions):
             return nn.functional.linear(x, u.T @ v, bias)
@@ -339,7 +385,8 @@ def scratch_widths(
     """Width fractions of the scratch start (paper.md section 5): some full blocks, all others equally short.
 
     Short widths are multiples of `align` (any real number if that is 0), the first of them one step longer than the
-    last, so that the cost is met after rounding; where not even the shortest pay for all blocks, the last are dead.
+    last, so that the cost is met after rounding. A side that is raised to `align` makes the other one shorter; where
+    not even the smallest blocks pay for all, the last are dead. One block lives at any cost.
     """
     if not 0 < relative_cost:
         raise ValueError(f"`relative_cost` must be above 0; got {relative_cost}.")
@@ -350,11 +397,17 @@ def scratch_widths(
     width = torch.full((2, num_blocks), short)
     if align and mean < 1:
         size = [min(max(align, int(short * n / align) * align), n) for n in axes]
-        left = int(short * rest * sum(axes) - rest * sum(size))  # elements that this leaves over, or lacks
+        for i in range(2):
+            room = (short * sum(axes) - size[1 - i]) / align
+            size[i] = min(size[i], max(1, int(room + _NOISE)) * align)
+        left = short * rest * sum(axes) - rest * sum(size)  # elements that this leaves over, or lacks
+        step = sum(min(align, n - w) for n, w in zip(axes, size, strict=True))
+        num_longer = int(max(0.0, left)) // max(1, step)
+        num_live = rest - max(0, math.ceil(-left / sum(size) - _NOISE))
         index = torch.arange(num_blocks) - num_full
-        longer = (index < left // (2 * align)) * align
+        longer = (index < num_longer) * align
         width = torch.stack([((size[i] + longer) / axes[i]).clamp(max=1.0) for i in range(2)])
-        width[0] *= index < rest - max(0, -(left // sum(size)))
+        width[0] *= index < max(num_live, 1 - num_full)
     width[:, :num_full] = 1.0
     return width
 

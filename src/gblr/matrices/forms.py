@@ -76,7 +76,7 @@ def is_filled(matrix: PackedGBLR) -> bool:
     sides = ((matrix.u, matrix.structure.row_width), (matrix.v, matrix.structure.col_width))
     return all(
         not width.is_meta
-        and content.numel() == matrix.block_rank * int(width.sum())
+        and content.numel() == matrix.block_rank * int(width.long().sum())
         and (not len(width) or 0 <= int(width.min()) <= int(width.max()) <= length)
         for (content, width), length in zip(sides, matrix.shape, strict=True)
     )

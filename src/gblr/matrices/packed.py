@@ -35,10 +35,12 @@ class PackedGBLR(StructuredMatrix):
     def __post_init__(self) -> None:
         s = self.structure
         for name, content, width in (("u", self.u, s.row_width), ("v", self.v, s.col_width)):
-            if can_read_values(width) and content.numel() != self.block_rank * int(width.sum()):
+            if not can_read_values(width):
+                continue
+            expected = self.block_rank * int(width.long().sum())  # in bfloat16 the sum itself would be rounded
+            if content.numel() != expected:
                 raise ValueError(
-                    f"`{name}` must hold block_rank * (sum of widths) = {self.block_rank * int(width.sum())} numbers; "
-                    f"got {content.numel()}."
+                    f"`{name}` must hold block_rank * (sum of widths) = {expected} numbers; got {content.numel()}."
                 )
 
     @classmethod

@@ -83,7 +83,8 @@ class PixelflyMatrix(StructuredMatrix):
         rows, cols = self.grid
         tiles = x.unflatten(-1, (cols, -1)).index_select(-2, self.block_col)  # (*b, num_tiles, tile_in)
         products = torch.einsum("toi,...ti->...to", self.blocks, tiles)
-        sparse = x.new_zeros(*x.shape[:-1], rows, self.blocks.shape[1]).index_add(-2, self.block_row, products)
+        zeros = products.new_zeros(*x.shape[:-1], rows, self.blocks.shape[1])  # in autocast's dtype where there is one
+        sparse = zeros.index_add(-2, self.block_row, products)
         return sparse.flatten(-2) + (x @ self.v.T) @ self.u
 
 

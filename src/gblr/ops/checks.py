@@ -10,6 +10,8 @@ from torch.autograd import forward_ad
 
 _tracing_state = torch._C._get_tracing_state
 _num_modes = torch._C._len_torch_dispatch_stack
+# torch has no public name for "is this inside vmap or grad"; this one has been stable since 2.0.
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _innermost_transform = torch._C._functorch.peek_interpreter_stack
 
 
@@ -21,9 +23,12 @@ def can_read_values(*tensors: Tensor) -> bool:
         return False
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return False
-    # torch has no public name for "is this inside vmap or grad"; this one has been stable since 2.0.
-    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return not any(t.is_meta or is_wrapped(t) or isinstance(t, torch._subclasses.FakeTensor) for t in tensors)
+    return not any(t.is_meta or _is_wrapped(t) or isinstance(t, torch._subclasses.FakeTensor) for t in tensors)
+
+
+def is_transformed(*tensors: Tensor) -> bool:
+    """Whether a `torch.func` transform (grad, vmap, jvp) maps over one of them or differentiates by it."""
+    return not torch.compiler.is_compiling() and any(map(_is_wrapped, tensors))
 
 
 def is_plain_eager() -> bool:

@@ -5,6 +5,6 @@ from typing import Any, NoReturn
 
 def refuse_second(ctx: Any, *grads: Any) -> NoReturn:
     raise NotImplementedError(
-        "second derivatives by the parameters of a Gaudi layer are not there. Hardened layers (`gblr.harden_`) have "
-        "them, for contents; gradients of gradients by a model's inputs work in both."
+        "second derivatives by the parameters of a Gaudi layer are not there. Take both by `torch.func`, which can, or "
+        "harden the layer (`gblr.harden_`), for contents; gradients of gradients by a model's inputs work anyway."
     )

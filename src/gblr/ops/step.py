@@ -93,6 +93,13 @@ def _build_table(length: int, sigma: float | Tensor) -> Tensor:
     return torch.stack([torch.cat([centred - 2, centred - 1, centred]), (slope + 1 / length).repeat(3)])
 
 
+def table_spectrum(table: Float[Tensor, "2 three_length"]) -> Float[Tensor, "freqs 2"]:
+    """What `step_spectrum` holds of S, from the table."""
+    length = table.shape[1] // 3
+    x = torch.arange(length, dtype=table.dtype, device=table.device) + 0.5
+    return torch.view_as_real(torch.fft.rfft(table[0, 2 * length :] + 0.5 - x / length))
+
+
 def sliding_rows(table: Float[Tensor, " three_length"]) -> Float[Tensor, "starts length"]:
     """A view whose row 2 length - s holds the table's samples at j - s, j = 0 .. length-1, for whole shifts s."""
     return table.unfold(0, table.shape[0] // 3, 1)

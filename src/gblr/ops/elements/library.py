@@ -1,4 +1,4 @@
-"""Registers the rounding of structure as the operator `gblr::elements`, with its gradient and for vmap."""
+"""Registers the rounding of structure as the operator `gblr::elements`, with its gradient."""
 
 from typing import Any
 
@@ -46,19 +46,9 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*(g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False)), None, None, None)
 
 
-def _batched(info: Any, in_dims: tuple[int | None, ...], width: Tensor, location: Tensor, *sizes: int) -> Any:
-    """vmap: the sides of all mapped layers at once."""
-    sides = [
-        side.movedim(dim, 0) if dim is not None else side.expand(info.batch_size, *side.shape)
-        for side, dim in zip((width, location), in_dims, strict=False)
-    ]
-    return torch.ops.gblr.elements(*sides, *sizes), 0
-
-
 _LIBRARY.impl("elements", _forward, "CompositeExplicitAutograd")
 _LIBRARY.impl("elements_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("gblr::elements", _fake_forward, lib=_LIBRARY)
 torch.library.register_fake("gblr::elements_backward", _fake_backward, lib=_LIBRARY)
 torch.library.register_autograd("gblr::elements", _gradients, setup_context=_keep_width, lib=_LIBRARY)
 torch.library.register_autograd("gblr::elements_backward", refuse_second, lib=_LIBRARY)
-torch.library.register_vmap("gblr::elements", _batched, lib=_LIBRARY)

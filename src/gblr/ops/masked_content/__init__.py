@@ -4,8 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gblr.ops.checks import are_whole, check_sigma
+from gblr.ops.checks import are_whole, check_sigma, is_transformed
 from gblr.ops.masked_content import library as library
+from gblr.ops.masked_content import transformable
 from gblr.ops.step import step_spectrum, step_table
 
 
@@ -47,7 +48,8 @@ def masked_content_from(
     """`masked_content` with a ready `step_table` (whole parameters) or `step_spectrum` (real ones), in `dtype`.
 
     For callers that hold the table: it may be rewritten in place between steps, so nothing here depends on sigma's
-    value, and a compiled or captured step stays valid while sigma moves.
+    value, and a compiled or captured step stays valid while sigma moves. The transforms of `torch.func`, which know no
+    gradient of an operator, get plain operations, which take longer.
     """
     if content.shape[:-1] != width.shape and content.shape[:-2] != width.shape:
         raise ValueError(
@@ -58,6 +60,8 @@ def masked_content_from(
         raise ValueError(
             f"`width` and `location` must have the same shape; got {tuple(width.shape)} and {tuple(location.shape)}."
         )
+    if is_transformed(content, width, location, table):
+        return transformable.forward(content, width, location, table).to(dtype or content.dtype)
     return torch.ops.gblr.masked_content(content, width, location, table, dtype)
 
 
