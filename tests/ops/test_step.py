@@ -12,7 +12,7 @@ f64, CPU = torch.float64, torch.device("cpu")
 
 
 def smoothed_step(x: torch.Tensor, sigma: float, n: int) -> torch.Tensor:
-    """S(x) as design.md section 1 writes it, term by term."""
+    """S(x) as docs/mathematics.md writes it, term by term."""
     total = x / n
     for k in range(1, (n + 1) // 2):
         smoothing = math.exp(-(k**2) / (2 * sigma**2))
