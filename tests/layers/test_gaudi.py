@@ -599,3 +599,8 @@ def test_an_ensemble_of_layers_is_mapped_at_once(generator):
     x = torch.randn(5, 12, generator=generator)
     y = torch.func.vmap(lambda p, b: torch.func.functional_call(layers[0], (p, b), (x,)))(parameters, buffers)
     assert_close(y, torch.stack([layer(x) for layer in layers]))
+
+
+def test_the_first_parameter_has_the_dtype_of_the_model():
+    layer = GaudiLinear(8, 6).bfloat16()
+    assert next(layer.parameters()).dtype == torch.bfloat16 and layer.width_frac.dtype == torch.float32

@@ -67,10 +67,11 @@ class GaudiModule(nn.Module):
         self.num_blocks = num_blocks
         content = {"device": device, "dtype": dtype or torch.get_default_dtype()}
         structure = {"device": device, "dtype": torch.float32}
-        self.width_frac = nn.Parameter(torch.empty(2, self.num_blocks, **structure))
-        self.location_frac = nn.Parameter(torch.empty(2, self.num_blocks, **structure))
+        # contents first: the first parameter of a model is taken for its dtype, and structure stays float32
         self.u = nn.Parameter(torch.empty(self.num_blocks, block_rank, out_features, **content))
         self.v = nn.Parameter(torch.empty(self.num_blocks, block_rank, in_features, **content))
+        self.width_frac = nn.Parameter(torch.empty(2, self.num_blocks, **structure))
+        self.location_frac = nn.Parameter(torch.empty(2, self.num_blocks, **structure))
         self.register_buffer("sigma", torch.empty((), **structure))
         tables = self._tables(math.inf, self.u.device)
         self.register_buffer("_row_table", tables[0], persistent=False)
