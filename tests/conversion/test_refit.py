@@ -109,6 +109,17 @@ def test_a_teacher_that_calls_a_layer_more_often_is_refused():
         refit_layers_(model, teacher, batches(16))
 
 
+def test_images_may_come_without_a_batch_axis():
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    image, errors = torch.randn(3, 10, 9), []
+    for batch in (image, image[None]):
+        model = copy.deepcopy(teacher)
+        gblr.convert_(model, gblr.LowRankConfig(0.5), gblr.conv_layers())
+        errors.append([row.error for row in refit_layers_(model, teacher, [batch])])
+    assert errors[0] == pytest.approx(errors[1], rel=1e-4) and max(errors[0]) < 0.9
+
+
 def converted() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))

@@ -146,6 +146,20 @@ def test_images_are_calibrated_on_too(tmp_path):
     assert [row.error for row in report.rows] == pytest.approx([row.error for row in expected.rows], abs=1e-5)
 
 
+def test_weights_that_other_modules_read_are_found(tmp_path):
+    """DeBERTa's encoder takes the table of its relative positions, and never calls the embedding."""
+    from transformers import DebertaConfig, DebertaModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = DebertaConfig(**sizes, vocab_size=50, relative_attention=True, pos_att_type=["c2p", "p2c"])
+    model = DebertaModel(config).eval()
+    model.save_pretrained(tmp_path / "source")
+    report = convert_streaming(tmp_path / "source", tmp_path / "out", LOW_RANK, calibration=make_batches())
+    expected = converted(model, LOW_RANK, make_batches())
+    assert [row.error for row in report.rows] == pytest.approx([row.error for row in expected.rows], abs=1e-5)
+
+
 def test_base_model_weights_are_found_under_the_prefix_of_a_head(tmp_path):
     """gpt2 of the hub has no "transformer." in its names."""
     from transformers import AutoModel

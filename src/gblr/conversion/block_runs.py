@@ -7,11 +7,13 @@ the depth; from the last block on, to the depth.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from gblr.conversion.blocks import block_names, hidden_of, largest_list, without_cache
+from gblr.conversion.blocks import block_names, hidden_of, largest_list, same, shifted, version_of, without_cache
 from gblr.conversion.calibrate import batch_call
 
 _PLAIN = (Tensor, bool, int, float, str, type(None))
@@ -37,7 +39,8 @@ class BlockRuns:
     def go_to(self, layer: str) -> None:
         found = next((i for i, name in enumerate(self.blocks) if f"{layer}.".startswith(f"{name}.")), None)
         self.at = found
-        if found is None:
+        if found is None:  # a layer that is to change: what blocks are called with may come from it
+            self.next, self.calls, self.hidden = 0, [], []
             return
         if not self.calls:
             self._record()
@@ -62,36 +65,71 @@ class BlockRuns:
     def _record(self) -> None:
         for batch in self.batches:
             seen = _seen_calls(self.model, self.blocks, batch)
-            self.hidden.append(_hidden_in(seen[0][1]))
-            self.calls.append([_without_hidden(call) for _, call, _ in seen])
+            self.hidden.append(_hidden_in(seen[0].call))
+            self.calls.append([_without_hidden(each.call) for each in seen])
 
     def _is_chain(self) -> bool:
-        """Whether each block runs once, on what the one before gave, with nothing that remembers the call."""
+        """Whether each block runs once, on what the one before gave, with nothing that remembers the call, that is
+        changed in place, or that comes from a block before.
+        """
         seen = _seen_calls(self.model, self.blocks, self.batches[0])
-        if [name for name, _, _ in seen] != self.blocks or any(_hidden_in(call) is None for _, call, _ in seen):
+        if [each.name for each in seen] != self.blocks or any(_hidden_in(each.call) is None for each in seen):
             return False
-        if not all(_is_plain(call) and _is_plain(output) for _, call, output in seen):
+        if not all(_is_plain(each.call) and _is_plain(each.output) for each in seen):
             return False
-        given = [_hidden_in(call) for _, call, _ in seen[1:]]
-        outputs = [output for _, _, output in seen]
+        outputs = [each.output for each in seen]
         if any(not isinstance(o, Tensor) and any(isinstance(v, Tensor) for v in o[1:]) for o in outputs):
             return False
-        return all(x is hidden_of(y) for x, y in zip(given, outputs[:-1], strict=True))
+        given = [_hidden_in(each.call) for each in seen[1:]]
+        if any(x is not hidden_of(y) for x, y in zip(given, outputs[:-1], strict=True)):
+            return False
+        if any(version is None or version != version_of(x) for each in seen for x, version in each.versions):
+            return False
+        other = _seen_calls(self.model, self.blocks, self.batches[0], shift_first=True)
+        return same([_without_hidden(each.call) for each in seen], [_without_hidden(each.call) for each in other])
 
 
-def _seen_calls(model: nn.Module, blocks: Sequence[str], batch: Any) -> list[tuple[str, Call, Any]]:
-    """Name, arguments and output of the blocks as they ran."""
-    seen: list[tuple[str, Call, Any]] = []
+@dataclass(frozen=True)
+class _Seen:
+    """A block as it ran; `versions` are those that its tensors had when it was given them or gave them."""
+
+    name: str
+    call: Call
+    output: Any
+    versions: list[tuple[Tensor, int | None]]
+
+
+def _seen_calls(model: nn.Module, blocks: Sequence[str], batch: Any, shift_first: bool = False) -> list[_Seen]:
+    """The blocks as they ran; `shift_first` changes what the first of them gives."""
+    seen: list[_Seen] = []
+    call: Call = (), {}
+    given: list[tuple[Tensor, int | None]] = []
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        nonlocal call, given
+        call, given = (args, kwargs), _versions((args, kwargs))
+
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
         for name in blocks:
 
-            def hook(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
-                seen.append((name, (args, kwargs), output))
+            def after(module: nn.Module, args: Any, output: Any, name: str = name) -> Any:
+                seen.append(_Seen(name, call, output, [*given, *_versions(output)]))
+                if not shift_first or name != blocks[0]:
+                    return None
+                hidden = shifted(hidden_of(output))
+                return hidden if isinstance(output, Tensor) else (hidden, *output[1:])
 
-            stack.callback(model.get_submodule(name).register_forward_hook(hook, with_kwargs=True).remove)
+            block = model.get_submodule(name)
+            # ahead of a hook of the user's, which will run again with the block
+            stack.callback(block.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
+            stack.callback(block.register_forward_hook(after).remove)
         batch_call(model, batch)
     return seen
+
+
+def _versions(values: Any) -> list[tuple[Tensor, int | None]]:
+    return [(value, version_of(value)) for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 def _hidden_in(call: Call) -> Any:

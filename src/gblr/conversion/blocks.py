@@ -3,12 +3,13 @@
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from gblr.conversion.calibrate import add_gram_, batch_call, input_vectors, padding_of
 from gblr.conversion.model_files import ModelFiles
@@ -75,26 +76,58 @@ class Outside:
     def __init__(self, model: nn.Module, blocks: Blocks, files: ModelFiles):
         self.model, self.names, self.files = model, blocks.names, files
 
-    def calls(self, batch: Any, form: int | None, only_first: bool = False) -> tuple[Tensor, list[Call]]:
-        """The hidden states that the first block is given, and what each block is called with besides them."""
-        first: list[Tensor] = []
+    def calls(
+        self, batch: Any, form: int | None, only_first: bool = False, shift: bool = False
+    ) -> tuple[Tensor, list[Call]]:
+        """The hidden states that the first block is given, and what each block is called with besides them.
+
+        Blocks give back what they are given; with `shift`, other values.
+        """
         found: list[Call] = []
+        first, given = torch.empty(0), torch.empty(0)
+        version: int | None = None
 
         def record(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            hidden, call = split_call(args, kwargs, self.names[number])
-            first.append(hidden)
+            nonlocal first, given, version
+            name = self.names[number]
+            hidden, call = split_call(args, kwargs, name)
+            if number != len(found):
+                raise self._refusal(f"call {len(found) + 1} is one of {name}")
+            if number and (hidden is not given or version_of(hidden) != version):
+                raise self._refusal(f"what {name} is given was changed on the way from the block before")
+            first = first if number else hidden.detach().clone()  # the model may go on in place
             found.append(call)
-            if only_first or number == len(self.names) - 1:
+            if only_first:
                 raise _Enough
-            return as_form(hidden, form)
+            given = shifted(hidden) if shift else hidden
+            version = version_of(given)
+            return as_form(given, form)
 
-        self._run(batch, record)
+        def end(*_: Any) -> None:
+            if len(found) == len(self.names):
+                raise _Enough
+
+        owner = self.names[0].rpartition(".")[0].rpartition(".")[0]
+        handle = self.model.get_submodule(owner).register_forward_hook(end)  # until then, blocks might run again
+        try:
+            self._run(batch, record)
+        finally:
+            handle.remove()
         if not found or (not only_first and len(found) != len(self.names)):
-            raise ValueError(
-                f"of the blocks {self.names[0]} ... {self.names[-1]} the model calls {len(found)}, one after the "
-                "other; they cannot be streamed with calibration."
-            )
-        return first[0].detach().clone(), found
+            raise self._refusal(f"{len(found)} of them ran")
+        return first, found
+
+    def check_calls(self, batch: Any, form: int | None, calls: list[Call]) -> None:
+        """`calls`, those of `batch`, must hold whatever the blocks give: they are kept for all of the blocks."""
+        if not same(calls, self.calls(batch, form, shift=True)[1]):
+            raise self._refusal("what some are given besides depends on outputs of others")
+
+    def _refusal(self, why: str) -> ValueError:
+        return ValueError(
+            f"each of the blocks {self.names[0]} ... {self.names[-1]} must run once, in turn, on just what the one "
+            f"before gave; {why}. They cannot be streamed with calibration: stream without, or use `gblr.convert_` "
+            "where the model fits into memory."
+        )
 
     def finish(self, batch: Any, last: Tensor, form: int | None, sources: Sequence[Source], grams: "Grams") -> None:
         """Runs the model with `last` as the output of its blocks, until every source outside them was reached."""
@@ -120,7 +153,12 @@ class Outside:
         for number, block in enumerate(blocks):
             block.forward = lambda *args, number=number, **kwargs: forward(number, args, kwargs)
         try:
-            with torch.no_grad(), self._weights_on_demand(), without_cache(self.model):
+            with (
+                torch.inference_mode(False),  # it counts no versions
+                torch.no_grad(),
+                self._weights_on_demand(),
+                without_cache(self.model),
+            ):
                 batch_call(self.model, batch)
         except _Enough:
             pass
@@ -131,48 +169,75 @@ class Outside:
     @contextmanager
     def _weights_on_demand(self) -> Iterator[None]:
         inside = tuple(f"{name}." for name in self.names)
-        handles = []
-        kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for name, module in self.model.named_modules():
-            if name in self.names or name.startswith(inside):
-                continue
-            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
-            before = [(table, dict(table)) for table in tables if table]
-            if not before:
-                continue
-            kept += before
+        with ExitStack() as stack:
+            for name, module in self.model.named_modules():
+                tables = module._parameters, module._buffers
+                if name in self.names or name.startswith(inside) or not any(tables):
+                    continue
 
-            def load(module: nn.Module, args: Any, name: str = name) -> None:
-                self.files.fill(module, name, recurse=False)
+                def load(module: nn.Module, args: Any, name: str = name) -> None:
+                    self.files.fill(module, name, recurse=False)
 
-            def drop(module: nn.Module, args: Any, output: Any, before: Any = before) -> None:
-                _restore(before)
+                def drop(module: nn.Module, args: Any, output: Any, tables: Any = tables) -> None:
+                    module._parameters.update(tables[0])
+                    module._buffers.update(tables[1])
 
-            handles += [module.register_forward_pre_hook(load), module.register_forward_hook(drop)]
-        try:
+                stack.callback(module.__dict__.update, _parameters=tables[0], _buffers=tables[1])
+                module._parameters, module._buffers = (_Table(table, name, self.files) for table in tables)
+                stack.callback(module.register_forward_pre_hook(load).remove)
+                stack.callback(module.register_forward_hook(drop).remove)
             yield
-        finally:
-            _restore(kept)
-            for handle in handles:
-                handle.remove()
+
+
+class _Table(dict[str, Any]):
+    """A module's own tensors. Other modules may read them without a call of this one: they get those of the file."""
+
+    def __init__(self, table: Mapping[str, Any], module: str, files: ModelFiles):
+        super().__init__(table)
+        self.module, self.files = module, files
+
+    def __getitem__(self, leaf: str) -> Any:
+        value = super().__getitem__(leaf)
+        if value is None or not value.is_meta:
+            return value
+        name = f"{self.module}.{leaf}" if self.module else leaf
+        return self.files.read(self.files.aliases.get(name, name))
 
 
 @contextmanager
-def without_cache(model: Any) -> Iterator[None]:
-    """Blocks would be given a store of keys and values, which cannot be kept, and which grows with every call."""
-    before = getattr(getattr(model, "config", None), "use_cache", None)
-    if before:
-        model.config.use_cache = False
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Blocks would be given a store of keys and values, which cannot be kept, and which grows with every call.
+
+    A part of the model may have a configuration of its own.
+    """
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    before = [(config, config.use_cache) for config in configs if getattr(config, "use_cache", None)]
+    for config, _ in before:
+        config.use_cache = False
     try:
         yield
     finally:
-        if before:
-            model.config.use_cache = before
+        for config, value in before:
+            config.use_cache = value
 
 
-def _restore(kept: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    for table, before in kept:
-        table.update(before)
+def version_of(tensor: Tensor) -> int | None:
+    """It grows with every change in place; None for tensors of inference mode, whose changes nobody counts."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def shifted(hidden: Tensor) -> Tensor:
+    """Other hidden states, by which to find what depends on them; a ramp outlives a normalization."""
+    return hidden + torch.linspace(1, 2, hidden.shape[-1], device=hidden.device).to(hidden.dtype)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether what blocks are called with is the same, tensors by their values."""
+    ours, theirs = tree_leaves(a), tree_leaves(b)
+    return len(ours) == len(theirs) and all(
+        type(x) is type(y) and (torch.equal(x, y) if isinstance(x, Tensor) else x == y)
+        for x, y in zip(ours, theirs, strict=True)
+    )
 
 
 def split_call(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> tuple[Tensor, Call]:

@@ -91,7 +91,7 @@ def _outputs(teacher: BlockRuns, names: Sequence[str], number: int, ends_early: 
 
     def read(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if isinstance(module, nn.Conv2d):
-            return output.flatten(2).mT.reshape(-1, output.shape[1]).float()
+            return output.movedim(-3, -1).reshape(-1, output.shape[-3]).float()  # with or without a batch axis
         return input_vectors(output, None, padding)
 
     def register(module: nn.Module, hook: Any) -> Any:

@@ -94,6 +94,8 @@ class Calibration:
                 continue
             form = load(self.folder.inputs(0))["form"] if i else form
             hidden, calls = outside.calls(batch, form)
+            if i == 0:
+                outside.check_calls(batch, form, calls)
             save(self.folder.hidden(0, i), hidden)
             save(self.folder.inputs(i), {"calls": calls, "form": form})  # last: it says that both are there
 
