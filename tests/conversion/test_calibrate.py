@@ -1,8 +1,9 @@
 import pytest
 import torch
 from torch import nn
+from transformers import BartConfig, BartModel, OPTConfig, OPTModel, XLNetConfig, XLNetModel
 
-from gblr.conversion.calibrate import collect
+from gblr.conversion.calibrate import collect, padding_of
 from gblr.conversion.convert import convert_
 from gblr.conversion.filters import conv_layers
 from gblr.conversion.sources import read_source
@@ -57,6 +58,71 @@ def test_padded_positions_are_left_out():
     again = collect(model, sources_of(model, name), [{"input_ids": other, "attention_mask": mask}])[name]
     torch.testing.assert_close(full.gram, again.gram)
     assert collect(model, sources_of(model, name), [{"input_ids": TOKENS}])[name].positions == 14
+
+
+def bart() -> nn.Module:
+    config = BartConfig(
+        d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=8, decoder_ffn_dim=8, vocab_size=50, max_position_embeddings=16,
+    )  # fmt: skip
+    return BartModel(config).eval()
+
+
+def mask_of(samples: int, length: int, padded: int) -> torch.Tensor:
+    return (torch.arange(length) < length - padded).long().expand(samples, -1)
+
+
+@pytest.mark.parametrize("given", ["decoder_input_ids", "decoder_inputs_embeds", "nothing"])
+def test_the_mask_of_an_encoder_says_nothing_of_the_decoder(given):
+    """Lengths are equal, so that shapes do not tell; without inputs of its own BART's decoder is given the encoder's.
+    Cross-attention has keys and values of the encoder's states, and queries of the decoder's.
+    """
+    model, tokens = bart(), torch.arange(16).view(2, 8)
+    batch = {"input_ids": tokens, "attention_mask": mask_of(2, 8, padded=4)}
+    own = {"decoder_input_ids": tokens, "decoder_inputs_embeds": torch.ones(2, 8, 8)}
+    batch |= {name: value for name, value in own.items() if name == given}
+    cross = [f"decoder.layers.0.encoder_attn.{name}" for name in ("k_proj", "v_proj", "q_proj", "out_proj")]
+    names = ("encoder.layers.0.fc1", *cross, "decoder.layers.0.self_attn.k_proj", "decoder.layers.0.fc2")
+    found = collect(model, sources_of(model, *names), [batch])
+    assert [found[name].positions for name in names] == [8, 8, 8, 16, 16, 16, 16]
+    batch["decoder_attention_mask"] = mask_of(2, 8, padded=1)
+    found = collect(model, sources_of(model, *names), [batch])
+    assert [found[name].positions for name in names] == [8, 8, 8, 14, 14, 14, 14]
+
+
+def test_where_the_layer_is_not_known_an_unclear_mask_is_left_out():
+    batch = {"attention_mask": mask_of(2, 8, padded=4), "decoder_input_ids": torch.ones(2, 8)}
+    assert padding_of(batch) is None
+    assert padding_of(batch, "something.fc1") is None and padding_of(batch, "decoder.cross_attn.other") is None
+    assert padding_of(batch | {"decoder_input_ids": torch.ones(2, 7)}) is not None  # lengths tell them apart
+    assert padding_of({"attention_mask": mask_of(2, 8, 4), "labels": torch.ones(2, 8)}, "decoder.fc1") is not None
+
+
+def test_padding_is_left_out_where_a_model_flattens_its_positions():
+    sizes = {"hidden_size": 8, "word_embed_proj_dim": 8, "ffn_dim": 8, "num_attention_heads": 2}
+    model = OPTModel(OPTConfig(num_hidden_layers=1, vocab_size=50, max_position_embeddings=16, **sizes)).eval()
+    mask = mask_of(2, 7, padded=3)
+    names = ("decoder.layers.0.fc1", "decoder.layers.0.fc2", "decoder.layers.0.self_attn.q_proj")
+    grams = []
+    for under in (0, 9):
+        tokens = torch.where(mask.bool(), TOKENS, under)
+        grams.append(collect(model, sources_of(model, *names), [{"input_ids": tokens, "attention_mask": mask}]))
+    for name in names:
+        assert grams[0][name].positions == 8
+        torch.testing.assert_close(grams[0][name].gram, grams[1][name].gram)
+
+
+def test_padding_is_left_out_where_positions_come_first_and_never_by_a_wrong_mask():
+    model = XLNetModel(XLNetConfig(d_model=8, n_layer=1, n_head=2, d_inner=8, vocab_size=50)).eval()
+    name = "layer.0.ff.layer_1"
+    for samples, length, positions in ((2, 7, 8), (7, 7, 49)):  # a square mask fits either way: none
+        tokens = torch.ones(samples, length, dtype=torch.long)
+        batch = {"input_ids": tokens, "attention_mask": mask_of(samples, length, padded=3)}
+        assert collect(model, sources_of(model, name), [batch])[name].positions == positions
+    square = {"input_ids": TOKENS.expand(7, 2, 7)[:, 0], "attention_mask": mask_of(7, 7, padded=3)}
+    query = "encoder.layer.0.attention.self.query"
+    model = bert()
+    assert collect(model, sources_of(model, query), [square])[query].positions == 28
 
 
 @pytest.mark.parametrize("kind", ["tensor", "tuple", "dict"])
@@ -170,3 +236,9 @@ def test_inputs_that_are_no_numbers_are_told_with_the_layer():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with pytest.raises(ValueError, match="inputs of '0' are NaN or infinite"):
         convert_(model, LowRankConfig(0.9), calibration=[torch.ones(2, 4), torch.full((2, 4), torch.nan)])
+
+
+def test_inputs_whose_squares_overflow_are_told_as_that():
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"inputs of '0' are .* or so large that their squares are"):
+        convert_(model, LowRankConfig(0.9), calibration=[torch.full((2, 4), 1e20)])

@@ -124,6 +124,34 @@ def test_models_of_other_dtypes_stay_in_theirs(dtype, config, generator):
     assert_same(y.float(), expected, tolerance=0.05)
 
 
+def test_reported_errors_are_those_of_the_dtype_that_is_kept():
+    model = nn.Sequential(nn.Linear(15, 16)).to(torch.bfloat16)
+    model[0].weight.data = torch.outer(torch.arange(1, 17), torch.arange(1, 16)).to(torch.bfloat16)  # exactly rank 1
+    dense = model[0].weight.detach().float()
+    (row,) = convert_(model, LowRankConfig(0.5)).rows
+    kept = model[0].matrix.to(torch.float32).to_dense().detach()
+    assert row.error == pytest.approx(float((kept - dense).norm() / dense.norm()), rel=1e-4) and row.error > 1e-4
+
+
+def test_float64_is_fitted_in_float64(generator):
+    model = make_low_rank_(mlp().double())
+    x = torch.randn(50, 16, dtype=torch.float64, generator=generator)
+    report = convert_(model, LOSSLESS[1], calibration=[x], sensitivity=True)
+    assert all(row.error < 1e-12 for row in report.rows)
+
+
+@pytest.mark.parametrize("config", EVERY, ids=lambda config: type(config).__name__)
+def test_errors_do_not_depend_on_the_size_of_the_weights(config):
+    usual = convert_(random_mlp(), config)
+    for size in (2.0**80, 2.0**-80):
+        model = random_mlp()
+        for layer in (model[0], model[4]):
+            layer.weight.data *= size
+        rows = convert_(model, config).rows
+        assert [row.error for row in rows] == pytest.approx([row.error for row in usual.rows], rel=1e-3)
+        assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
 def test_a_nan_in_the_last_weight_leaves_the_model_as_it_was():
     model = random_mlp()
     model[4].weight.data[0, 0] = torch.nan

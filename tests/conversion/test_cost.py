@@ -53,6 +53,30 @@ def test_both_attention_products_are_counted_however_they_are_computed(attention
     assert cost(model, TOKENS).attention_mults == layers * 2 * heads * tokens * tokens * head_size
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_inference_mode_changes_no_count(attention):
+    model = converted.llama()
+    model.set_attn_implementation(attention)
+    expected = cost(model, TOKENS)
+    with torch.inference_mode():
+        assert cost(model, TOKENS) == expected
+        in_place = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+        assert cost(in_place, torch.ones(2, 4)).num_mults == 16  # of an input that was made in inference mode
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("packed", [False, True])
+def test_recurrent_layers_count_every_weight_at_every_step(kind, packed):
+    model = kind(6, 4, num_layers=2, bidirectional=True)
+    weights = sum(p.numel() for name, p in model.named_parameters() if "weight" in name)
+    x = torch.ones(5, 3, 6)
+    if not packed:
+        assert cost(model, x, batch_size=3).other_mults == cost(model, input=x, batch_size=3).other_mults == 5 * weights
+        return
+    sequences = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3, 1]))
+    assert cost(model, sequences, batch_size=3).other_mults == 3 * weights
+
+
 def test_grouped_and_strided_convolutions_cost_what_torch_counts():
     model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Conv2d(8, 6, 3, stride=2, padding=1), nn.Conv2d(6, 6, 1))
     x = torch.ones(3, 4, 9, 9)

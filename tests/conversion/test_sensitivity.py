@@ -74,6 +74,49 @@ def test_padding_counts_nowhere(generator):
         torch.testing.assert_close(one[name], other[name])
 
 
+class Scaled(nn.Module):
+    """Output i of the layer times i: the expected squares are i^2, whatever the inputs."""
+
+    def __init__(self, layer: nn.Module, channels_last: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.factors = torch.arange(8.0).view(-1, *[1] * (0 if channels_last else 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factors * self.layer(x)
+
+
+@pytest.mark.parametrize("shape", [(8,), (5, 8), (2, 8, 5, 8), (2, 8, 8, 8, 8)])
+def test_inputs_of_linear_layers_may_have_any_number_of_axes(shape):
+    found = measured(Scaled(nn.Linear(8, 8), channels_last=True), [torch.ones(shape)])["layer"]
+    torch.testing.assert_close(found, torch.arange(8.0).square().double())
+
+
+@pytest.mark.parametrize("shape", [(3, 9, 8), (2, 3, 9, 8)])
+def test_convolutions_may_have_no_batch(shape):
+    model = Scaled(nn.Conv2d(3, 8, 3), channels_last=False)
+    found = measured(model, [torch.ones(shape)], gblr.conv_layers())["layer"]
+    torch.testing.assert_close(found, torch.arange(8.0).square().double())
+
+
+def test_a_decoder_counts_where_the_encoder_is_padded():
+    class EncoderDecoder(nn.Module):
+        """What the later half of the positions says counts three times."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.decoder = nn.ModuleDict({"fc": nn.Linear(4, 4)})
+
+        def forward(self, decoder_inputs_embeds: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([1.0, 3.0]).repeat_interleave(3)[:, None] * self.decoder["fc"](decoder_inputs_embeds)
+
+    batch = {"decoder_inputs_embeds": torch.ones(2, 6, 4), "attention_mask": torch.tensor([[1, 1, 1, 0, 0, 0]] * 2)}
+    found = measured(EncoderDecoder(), [batch])["decoder.fc"]
+    torch.testing.assert_close(found, torch.full((4,), 5.0, dtype=torch.float64))
+    batch["decoder_attention_mask"] = batch["attention_mask"]
+    torch.testing.assert_close(measured(EncoderDecoder(), [batch])["decoder.fc"], torch.ones(4, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("make", [converted.gpt2, converted.llama, converted.vit, converted.resnet])
 def test_every_kind_of_model_has_one_number_for_each_output(make):
     model = make().train()
@@ -176,4 +219,14 @@ def test_it_needs_calibration():
     model = nn.Sequential(nn.Linear(8, 8))
     with raises_value_error("calibration"):
         gblr.convert_(model, gblr.LowRankConfig(0.5), sensitivity=True)
+    assert type(model[0]) is nn.Linear
+
+
+def test_gradients_that_overflow_are_told_with_the_layer():
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3))).half()
+    for layer in model:
+        nn.init.constant_(layer.weight, 300.0)
+    with raises_value_error("'0'", "float16", "bfloat16"):
+        calibration = [torch.full((2, 8), 1e-7).half()]
+        gblr.convert_(model, gblr.LowRankConfig(0.5), calibration=calibration, sensitivity=True)
     assert type(model[0]) is nn.Linear

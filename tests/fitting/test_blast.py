@@ -78,6 +78,20 @@ def test_a_matrix_of_lower_rank_than_the_budget_pays_for_is_kept(generator):
     assert bool(fit_all(BlastConfig(0.6), torch.zeros(1, 24, 20))[0].to_dense().eq(0).all())
 
 
+def test_factors_bear_the_rounding_to_half_precision():
+    """A fit whose last factors grow and cancel: rounded to bfloat16 they would have twice the error."""
+    torch.manual_seed(19)
+    weight = torch.nn.Linear(32, 32).weight.detach().bfloat16()
+    for _ in range(2):
+        torch.nn.Linear(32, 32)
+    x = torch.randn(64, 32)
+    exact, rounded = (fit(weight.to(dtype), BlastConfig(0.5), x.T @ x) for dtype in (torch.float32, torch.bfloat16))
+    error, rounded_error = (
+        float((x @ (m.to(torch.float32).to_dense() - weight.float()).T).norm()) for m in (exact, rounded)
+    )
+    assert rounded_error < 1.1 * error
+
+
 def test_inputs_lower_the_error_of_outputs(generator):
     weight, gram = randn(2, 16, 24, generator=generator), random_gram(2, 24, generator)
     assert_inputs_are_used(BlastConfig(0.5, steps=10), weight, gram, margin=0.9)

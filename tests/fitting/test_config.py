@@ -57,3 +57,30 @@ def test_ranks_are_whole_numbers(name):
         with pytest.raises(TypeError, match=f"`{name}` must be a whole number; got 1.5"):
             GaudiConfig(0.5, **{name: 1.5})
         assert getattr(GaudiConfig(0.5, **{name: numpy.int64(4)}), name) == 4
+
+
+@pytest.mark.parametrize("config", [GaudiConfig, MonarchConfig, PixelflyConfig, BlastConfig])
+def test_steps_are_whole_numbers_and_not_negative(config):
+    with raises_value_error("`steps`", -3):
+        config(0.5, steps=-3)
+    with shapes_unchecked(), pytest.raises(TypeError, match=r"`steps` must be a whole number; got 2\.5"):
+        config(0.5, steps=2.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_blocks", 0),
+        ("num_blocks", -1),
+        ("threshold_ratio", 2.0),
+        ("threshold_ratio", -0.1),
+        ("smoothing_std", -1.0),
+    ],
+)
+def test_gaudi_options_out_of_range_are_refused(name, value):
+    with raises_value_error(f"`{name}`", value):
+        GaudiConfig(0.5, **{name: value})
+
+
+def test_none_leaves_steps_and_blocks_to_the_fit():
+    assert GaudiConfig(0.5, steps=None, num_blocks=None) == GaudiConfig(0.5)

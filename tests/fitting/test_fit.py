@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
-from gblr.fitting.fit import fit, fit_batch, num_ticks, prepare_gram
+from gblr.fitting.fit import fit, fit_batch, num_ticks, prepare_gram, unusual_size
 from gblr.fitting.threads import few_threads
 from tests.fitting.baselines import randn
 from tests.helpers import raises_value_error
@@ -62,6 +62,24 @@ def test_the_scale_of_the_gram_does_not_matter(config, generator):
     weight, x = randn(24, 16, generator=generator), randn(50, 16, generator=generator)
     small, large = (fit(weight, config, gram=scale * x.T @ x).to_dense() for scale in (1e-6, 1e6))
     torch.testing.assert_close(small, large, rtol=1e-5, atol=1e-5)
+
+
+@every_config
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_scale_of_the_weight_does_not_matter(config, weighted, generator):
+    weight, x = (torch.randn(size, 16, generator=generator) for size in (24, 50))
+    gram = x.T @ x if weighted else None
+    expected = fit(weight, config, gram).to_dense()
+    for scale in (2.0**-80, 2.0**80):
+        torch.testing.assert_close(fit(scale * weight, config, gram).to_dense() / scale, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_weights_of_usual_size_are_not_scaled():
+    weight = torch.ones(3, 4, 5) * torch.tensor([1e-6, 0.0, 1e6])[:, None, None]
+    assert unusual_size(weight) is None
+    weight[1, 2, 3] = -1e-20
+    size = unusual_size(weight)
+    assert size[0] == size[2] == 1 and 0.5 < 1e-20 / float(size[1]) <= 2
 
 
 @every_config

@@ -12,7 +12,7 @@ from torch import nn
 from gblr.conversion.convert import convert_
 from gblr.conversion.filters import linear_layers
 from gblr.fitting.config import GaudiConfig, LowRankConfig
-from gblr.fitting.fit import fit, prepare_gram, rank_choices
+from gblr.fitting.fit import fit, num_ticks, prepare_gram, rank_choices
 from gblr.fitting.svd import squared_error
 from gblr.matrices.gblr import GBLRMatrix
 from tests.fitting.baselines import assert_batch_equals_single, errors, fit_all, randn, random_gram
@@ -217,3 +217,12 @@ def test_blocks_have_no_higher_rank_than_the_weight_can(shape, init, generator):
         model = copy.deepcopy(layer)
         convert_(model, one, linear_layers(include=("0",)))
         assert model[0].block_rank == min(shape)
+
+
+@pytest.mark.parametrize("refine", ["descent", "gradient"])
+def test_no_steps_are_none(refine, generator):
+    config = GaudiConfig(0.5, init="low_rank", refine=refine, steps=0)
+    assert num_ticks(config) == 0 and num_ticks(GaudiConfig(0.5, refine=refine)) > 0
+    weight = randn(1, 24, 20, generator=generator)
+    start = errors(fit_all(GaudiConfig(0.5, init="low_rank", refine="none"), weight), weight)
+    assert bool((errors(fit_all(config, weight), weight) <= start).all())

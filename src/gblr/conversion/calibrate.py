@@ -1,5 +1,6 @@
 """Gram matrices X^T X of the inputs that layers really see, collected in one pass without keeping activations."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,10 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
     """Runs `model` on every batch and sums X^T X for every source, in float64.
 
     A batch is what the model is called with: a tensor, a tuple of positional arguments, or a mapping of named ones.
-    Where it has an "attention_mask", padded positions are left out.
+    Where it has an "attention_mask", padded positions are left out; in a decoder by its "decoder_attention_mask".
     """
     statistics: dict[str, Statistics] = {}
-    padding: list[Tensor | None] = [None]
+    running: list[Any] = [None]  # the batch
     handles = []
     for source in sources:
         size, weight = source.weight.shape[1], source.weight
@@ -37,7 +38,8 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
         statistics[source.name] = Statistics(gram)
 
         def hook(module: nn.Module, args: Any, kwargs: Any, source: Source = source) -> None:
-            x = input_vectors(args[0] if args else next(iter(kwargs.values())), source.geometry, padding[0])
+            padding = padding_of(running[0], source.name, model)
+            x = input_vectors(args[0] if args else next(iter(kwargs.values())), source.geometry, padding)
             add_gram_(statistics[source.name].gram, x)
             statistics[source.name].positions += x.shape[0]
 
@@ -45,7 +47,7 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
     modes = modes_of(model)
     model.eval()
     try:
-        _run(model, batches, padding)
+        _run(model, batches, running)
     finally:
         restore_modes(modes)
         for handle in handles:
@@ -55,7 +57,10 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
         raise ValueError("`calibration` reached none of the layers to convert: is it empty, or does it skip them?")
     for name, found in statistics.items():
         if not bool(found.gram.isfinite().all()):
-            raise ValueError(f"the inputs of {name!r} are NaN or infinite for some of the `calibration` batches.")
+            raise ValueError(
+                f"the inputs of {name!r} are NaN or infinite for some of the `calibration` batches, or so large that "
+                "their squares are (above 1e18). Look at what the model makes of each batch, or leave the layer out."
+            )
     return statistics
 
 
@@ -69,11 +74,11 @@ def add_gram_(gram: Float[Tensor, "in in"], x: Float[Tensor, "positions in"]) ->
         part += columns.mT @ x
 
 
-def _run(model: nn.Module, batches: Iterable[Any], padding: list[Tensor | None]) -> None:
+def _run(model: nn.Module, batches: Iterable[Any], running: list[Any]) -> None:
     total = len(batches) if isinstance(batches, Sequence) else 0
     with torch.no_grad(), progress("calibrating", total) as tick:
         for batch in batches:
-            padding[0] = padding_of(batch)
+            running[0] = batch
             batch_call(model, batch)
             tick()
 
@@ -99,17 +104,61 @@ def batch_call(model: nn.Module, batch: Any) -> Any:
     )
 
 
-def padding_of(batch: Any) -> Tensor | None:
-    """(samples, positions) bool, True where a token is real; None if the batch has no attention mask."""
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+# model types with layers that are given (positions, samples, features)
+_POSITIONS_FIRST = frozenset({"fsmt", "led", "longformer", "xlnet"})
+_CROSS_ATTENTION = re.compile(r"cross|enc\w*(attn|attention)", re.IGNORECASE)
+_CROSS_INPUTS = {"k": "encoder", "v": "encoder", "q": "decoder", "o": "decoder"}  # by the first letter of the layer
+
+
+def padding_of(batch: Any, layer: str | None = None, model: nn.Module | None = None) -> Tensor | None:
+    """(samples, positions) bool, True where a token is real. None if the batch has no such mask, or if it is not clear
+    that it belongs to what `layer` of `model` is given: no mask is better than a wrong one.
+
+    With a decoder beside the encoder the "attention_mask" is the encoder's; the decoder has a "decoder_attention_mask"
+    or none. A `layer` that is not known may belong to either, and then lengths have to tell them apart.
+    """
+    if not isinstance(batch, Mapping):
+        return None
+    mask, config = _mask(batch, "attention_mask"), getattr(model, "config", None)
+    given = [x for key in ("decoder_input_ids", "decoder_inputs_embeds") if isinstance(x := batch.get(key), Tensor)]
+    if layer is not None and (given or getattr(config, "is_encoder_decoder", False)):
+        masks = {"encoder": mask, "decoder": _mask(batch, "decoder_attention_mask")}
+        mask = masks.get(_states_given_to(layer) or "unclear")
+    elif mask is not None and any(x.shape[:2] == mask.shape for x in given):
+        return None
+    square = mask is not None and mask.shape[0] == mask.shape[1]
+    return None if square and getattr(config, "model_type", None) in _POSITIONS_FIRST else mask
+
+
+def _mask(batch: Mapping[str, Any], name: str) -> Tensor | None:
+    mask = batch.get(name)
     return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
+def _states_given_to(layer: str) -> str | None:
+    """Those of the encoder or the decoder; None where the layer's name does not say."""
+    parts = layer.split(".")
+    side = next((part for part in parts if part in ("encoder", "decoder")), None)
+    if side == "decoder" and any(map(_CROSS_ATTENTION.search, parts)):
+        return _CROSS_INPUTS.get(parts[-1][:1])
+    return side
 
 
 def input_vectors(x: Tensor, geometry: ConvGeometry | None, padding: Tensor | None) -> Float[Tensor, "positions in"]:
     """What the matrix of a layer is applied to, in float32, without padded positions."""
     x = x.detach()
-    if geometry is not None:
-        x = geometry.unfold(x)[0]
-    elif padding is not None and x.shape[:-1] == padding.shape:
-        x = x[padding.to(x.device)]
-    return x.reshape(-1, x.shape[-1]).float()
+    vectors = real_vectors(x, padding) if geometry is None else geometry.unfold(x)[0].flatten(0, -2)
+    return vectors.float()
+
+
+def real_vectors(x: Tensor, padding: Tensor | None) -> Float[Tensor, "positions features"]:
+    """All vectors of `x` that are not padded, whether samples stay apart, or positions come first (XLNet), or both are
+    one axis (OPT).
+    """
+    if padding is not None:
+        real = padding.to(x.device)
+        if x.dim() == 2 and len(x) == real.numel():
+            x = x[real.flatten()]
+        elif x.shape[:-1] in (real.shape, real.T.shape):
+            x = x[real if x.shape[:-1] == real.shape else real.T]
+    return x.reshape(-1, x.shape[-1])

@@ -21,7 +21,7 @@ from gblr.conversion.sensitivity import collect_sensitivity, row_factors
 from gblr.conversion.sources import Source, check_weights
 from gblr.fitting.allocate import Choice, allocate
 from gblr.fitting.config import Config, GaudiConfig
-from gblr.fitting.fit import fit_batch, num_ticks, prepare_gram, rank_choices
+from gblr.fitting.fit import fit_batch, num_ticks, prepare_gram, rank_choices, unusual_size
 from gblr.fitting.room import room
 from gblr.fitting.svd import squared_error, weighted_svd
 from gblr.fitting.threads import Tick, few_threads
@@ -180,12 +180,17 @@ def _choices(config: Config, job: Job) -> list[Choice]:
 
 def _weighted(job: Job) -> Tensor:
     """The weight in which an error in each row counts by its sensitivity."""
-    return job.weight.float() if job.sensitivity is None else job.weight.float() * _factors(job)[:, None]
+    return _precise(job.weight) if job.sensitivity is None else _precise(job.weight) * _factors(job)[:, None]
+
+
+def _precise(weight: Tensor) -> Tensor:
+    """In float32 at least, in which fits compute."""
+    return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _factors(job: Job) -> Tensor:
     assert job.sensitivity is not None
-    return row_factors(job.sensitivity).to(job.weight.device, torch.float32)
+    return row_factors(job.sensitivity).to(_precise(job.weight[:1]))
 
 
 def _importance(job: Job, spectrum: Tensor) -> float:
@@ -210,9 +215,11 @@ def fit_piece(config: Config, piece: Sequence[Job], tick: Tick = lambda: None) -
     """Fits matrices of one shape as one batch, and notes errors and time in the jobs."""
     begin = time.perf_counter()
     weight = _stacked([_weighted(job) for job in piece])
+    size = unusual_size(weight)
+    weight = weight if size is None else weight / size[:, None, None]
     gram = None
     if piece[0].gram is not None:
-        grams = [prepare_gram(job.gram[None].to(weight.device)).float()[0] for job in piece]  # type: ignore
+        grams = [prepare_gram(job.gram[None].to(weight.device)).to(weight.dtype)[0] for job in piece]  # type: ignore
         gram = _stacked(grams)
         del grams
     budget = torch.tensor([job.budget for job in piece], device=weight.device)
@@ -222,14 +229,19 @@ def fit_piece(config: Config, piece: Sequence[Job], tick: Tick = lambda: None) -
     except ValueError as reason:  # a budget below the smallest matrix: which layers are to be left out?
         more = f" and {len(piece) - 1} more of this shape" if len(piece) > 1 else ""
         raise ValueError(f"{piece[0].name}{more}: {reason}") from reason
+    if size is not None:
+        matrices = [m.scale_rows(s.expand(weight.shape[1])) for m, s in zip(matrices, size, strict=True)]
     if piece[0].sensitivity is not None:
         matrices = [m.scale_rows(1 / _factors(job)) for m, job in zip(matrices, piece, strict=True)]
-        weight = _stacked([job.weight.float() for job in piece])
-    error = squared_error(_stacked([m.to_dense() for m in matrices]).sub_(weight), gram)
-    relative = (error / squared_error(weight, gram).clamp(min=1e-30)).sqrt()
+    if size is not None or piece[0].sensitivity is not None:
+        weight = _stacked([_precise(job.weight) for job in piece])
+    matrices = [m.to(job.weight.dtype) for m, job in zip(matrices, piece, strict=True)]  # errors are of what is kept
+    error = squared_error(_stacked([m.to(weight.dtype).to_dense() for m in matrices]).sub_(weight), gram)
+    of_zeros = squared_error(weight, gram)
+    relative = (error / torch.where(of_zeros > 0, of_zeros, 1.0)).sqrt()
     seconds = (time.perf_counter() - begin) / len(piece)
     for job, matrix, e in zip(piece, matrices, relative.tolist(), strict=True):
-        job.matrix, job.error, job.seconds = matrix.to(job.weight.dtype), e, seconds
+        job.matrix, job.error, job.seconds = matrix, e, seconds
 
 
 def _stacked(tensors: list[Tensor]) -> Tensor:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gblr.layers.modes import modes_of, restore_modes
 
@@ -21,7 +22,7 @@ class Measurement:
     batch_size: int
     positions: Mapping[str, int]  # vectors that a layer was applied to
     attention_mults: int  # products of activations with activations
-    other_mults: int  # products with weights or buffers outside the counted layers: nn.MultiheadAttention's in_proj
+    other_mults: int  # with weights or buffers outside the counted layers: nn.MultiheadAttention's in_proj, nn.LSTM
 
 
 def measure(
@@ -46,14 +47,30 @@ def measure(
 
         return hook
 
+    def leave_recurrent(module: nn.Module, inputs: Any, kwargs: Any, output: Any) -> None:
+        counter.depth -= 1
+        counter.mults["other"] += recurrent_mults(module, inputs[0] if inputs else kwargs["input"])
+
     with ExitStack() as stack:
         for name, module in layers.items():
             for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave(name))):
                 stack.callback(handle.remove)
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):
+                stack.callback(module.register_forward_pre_hook(enter).remove)
+                stack.callback(module.register_forward_hook(leave_recurrent, with_kwargs=True).remove)
+        # In inference mode products would arrive as `matmul` or attention as a whole, which have no formula.
+        stack.enter_context(torch.inference_mode(False))  # before the next, as it turns gradients on
         stack.enter_context(undisturbed(model))
+        args, kwargs = tree_map_only(Tensor, _plain_tensor, (tuple(args), dict(kwargs)))
         stack.enter_context(counter)
         model(*args, **kwargs)
     return Measurement(batch_size, positions, counter.mults["attention"], counter.mults["other"])
+
+
+def _plain_tensor(tensor: Tensor) -> Tensor:
+    """One that may be changed in place outside of inference mode, in which it may have been made."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def num_outputs(module: nn.Module) -> int:
@@ -62,6 +79,13 @@ def num_outputs(module: nn.Module) -> int:
         if hasattr(module, name):
             return int(getattr(module, name))
     raise TypeError(f"{type(module).__name__} has no output size.")
+
+
+def recurrent_mults(module: nn.Module, x: Tensor | PackedSequence) -> int:
+    """Of an nn.LSTM, GRU or RNN, which run as one operation on most devices: every vector meets every weight once."""
+    vectors = x.data if isinstance(x, PackedSequence) else x
+    weights = sum(p.numel() for name, p in module.named_parameters() if name.startswith("weight"))
+    return weights * vectors.shape[:-1].numel()
 
 
 def first_axis(inputs: Any) -> int:

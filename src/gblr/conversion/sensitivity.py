@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gblr.conversion.calibrate import batch_call, padding_of
+from gblr.conversion.calibrate import batch_call, padding_of, real_vectors
 from gblr.conversion.measure import undisturbed
 from gblr.conversion.outputs import output_kind, output_tensor
 from gblr.conversion.sources import Source
@@ -43,16 +43,19 @@ def collect_sensitivity(
         stack.enter_context(torch.enable_grad())
         tick = stack.enter_context(progress("measuring sensitivity", len(batches)))
         for batch in batches:
-            padding = padding_of(batch)
 
-            def add(name: str, grad: Tensor, padding: Tensor | None = padding) -> None:
-                rows = _positions(grad, len(sums[name]), padding)
-                sums[name] += rows.double().square().sum(0).cpu()
-                counts[name] += len(rows)
+            def add(source: Source, grad: Tensor, batch: Any = batch) -> None:
+                if source.geometry is None:
+                    rows = real_vectors(grad, padding_of(batch, source.name, model))
+                else:
+                    rows = grad.movedim(-3, -1).flatten(0, -2)
+                sums[source.name] += rows.double().square().sum(0).cpu()
+                counts[source.name] += len(rows)
 
             handles = _watched(sources, add)
             try:
-                loss = probe(batch_call(model, batch), batch, generator)
+                # what a model with a decoder returns is the decoder's
+                loss = probe(batch_call(model, batch), padding_of(batch, "decoder", model), generator)
             finally:
                 for handle in handles:
                     handle.remove()
@@ -63,6 +66,12 @@ def collect_sensitivity(
                 )
             loss.backward()
             tick()
+    for name, total in sums.items():
+        if not bool(total.isfinite().all()):
+            raise ValueError(
+                f"the gradients of {name!r} are NaN or infinite for some of the `calibration` batches. Those of "
+                "float16 overflow easily: convert the model in float32 or bfloat16, or without `sensitivity`."
+            )
     return {name: total / max(1, counts[name]) for name, total in sums.items()}
 
 
@@ -72,11 +81,10 @@ def row_factors(sensitivity: Float[Tensor, " out"]) -> Float[Tensor, " out"]:
     return (sensitivity / torch.where(mean > 0, mean, 1.0) + _FLOOR).sqrt()
 
 
-def probe(output: Any, batch: Any, generator: torch.Generator) -> Tensor:
-    """A number whose gradients have the expected squares that are sought."""
+def probe(output: Any, real: Tensor | None, generator: torch.Generator) -> Tensor:
+    """A number whose gradients have the expected squares that are sought; `real` positions of the output count."""
     kind = output_kind(output)
     values = output_tensor(output, kind)
-    real = padding_of(batch)
     if real is not None and values.shape[: real.dim()] == real.shape:
         values = values[real.to(values.device)]
     if kind == "hidden":
@@ -89,25 +97,17 @@ def probe(output: Any, batch: Any, generator: torch.Generator) -> Tensor:
     return nn.functional.cross_entropy(scores, chosen, reduction="sum")
 
 
-def _watched(sources: Sequence[Source], add: Callable[[str, Tensor], None]) -> list[Any]:
+def _watched(sources: Sequence[Source], add: Callable[[Source, Tensor], None]) -> list[Any]:
     """Hooks that hand on the gradients of the layers' outputs, of every call, as they come: none is kept. The outputs
     go on as copies, which may be changed in place.
     """
     handles = []
     for source in sources:
 
-        def hook(module: nn.Module, args: Any, output: Tensor, name: str = source.name) -> Tensor:
+        def hook(module: nn.Module, args: Any, output: Tensor, source: Source = source) -> Tensor:
             watched = output if output.requires_grad else output.detach().requires_grad_()
-            watched.register_hook(lambda grad: add(name, grad))
+            watched.register_hook(lambda grad: add(source, grad))
             return watched.clone()
 
         handles.append(source.module.register_forward_hook(hook))
     return handles
-
-
-def _positions(grad: Tensor, out_features: int, padding: Tensor | None) -> Float[Tensor, "positions out"]:
-    if grad.dim() == 4 and grad.shape[1] == out_features:  # of a convolution
-        return grad.flatten(2).mT.reshape(-1, out_features)
-    if padding is not None and grad.shape[:-1] == padding.shape:
-        grad = grad[padding.to(grad.device)]
-    return grad.reshape(-1, out_features)

@@ -56,7 +56,7 @@ def _fit_blast(
         refuse("BLAST", shape, per_rank, min(mults), " or lower `num_tiles`" if num_tiles > 1 else "")
     problem = _Problem(weight, gram, num_tiles)
     factors = problem.start(torch.tensor(ranks, device=weight.device))
-    factors = _accelerated(problem, factors, config.steps, tick)
+    factors = _accelerated(problem, factors, config.steps, tick, config.dtype)
     return [
         BlastMatrix(*(side[i, ..., :rank].to(weight.dtype).clone() for side in (factors.u, factors.v, factors.s)))
         for i, rank in enumerate(ranks)
@@ -80,14 +80,21 @@ class _Factors:
         step = by[:, None, None, None]
         return _Factors(*(x + step * (x - y) for x, y in zip(vars(self).values(), vars(before).values(), strict=True)))
 
+    def rounded(self, dtype: torch.dtype) -> "_Factors":
+        return _Factors(*(x.to(dtype).double() for x in vars(self).values()))
+
     def where(self, condition: Tensor, other: "_Factors") -> "_Factors":
         pick = condition[:, None, None, None]
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return _Factors(*(torch.where(pick, x, y) for x, y in pairs))
 
 
-def _accelerated(problem: "_Problem", now: _Factors, steps: int, tick: Tick) -> _Factors:
+def _accelerated(
+    problem: "_Problem", now: _Factors, steps: int, tick: Tick, dtype: torch.dtype | None = None
+) -> _Factors:
+    """The last factors, which have the lowest error; with a `dtype` those whose error is the lowest once rounded."""
     before, error = now, problem.error(now)
+    best, lowest = now, error if dtype is None else problem.error(now.rounded(dtype))
     age = torch.zeros_like(error)  # sweeps since the momentum began anew, for each matrix of the batch
     for _ in range(steps):
         tried = problem.sweep(now.extrapolated(before, age / (age + 2)))
@@ -95,8 +102,12 @@ def _accelerated(problem: "_Problem", now: _Factors, steps: int, tick: Tick) -> 
         good = new_error <= error
         before, now = now, tried.where(good, now)
         error, age = torch.where(good, new_error, error), torch.where(good, age + 1, 0)
+        if dtype is not None:
+            rounded = problem.error(now.rounded(dtype))
+            better = rounded < lowest
+            best, lowest = now.where(better, best), torch.where(better, rounded, lowest)
         tick()
-    return now
+    return now if dtype is None else best
 
 
 class _Problem:

@@ -84,11 +84,16 @@ class PixelflyConfig(Config):
 @dataclass(frozen=True)
 class BlastConfig(Config):
     """Tiles that share factors along rows and columns, `num_tiles` x `num_tiles` of them, fewer where that does not
-    divide both axes; `steps` of refinement.
+    divide both axes; `steps` of refinement, of which that is kept whose factors have the lowest error in `dtype`: they
+    may grow and cancel, which half precision does not bear. The dtype of half-precision weights is set by itself.
     """
 
     num_tiles: int = 4
     steps: int = 100
+    dtype: torch.dtype | None = None
+
+    def for_dtype(self, dtype: torch.dtype) -> "BlastConfig":
+        return replace(self, dtype=dtype) if torch.finfo(dtype).bits < 32 else self
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,6 +151,16 @@ class GaudiConfig(Config):
         if not self.max_growth >= 1:
             raise ValueError(f"`max_growth` must be at least 1, which is no growth; got {self.max_growth}.")
         check_at_least(1, block_rank=self.block_rank, align=self.align)
+        if self.steps is not None:
+            check_at_least(0, steps=self.steps)
+        if self.num_blocks is not None:
+            check_at_least(1, num_blocks=self.num_blocks)
+        if not 0 <= self.threshold_ratio <= 1:
+            raise ValueError(
+                f"`threshold_ratio` must lie in [0, 1], a share of the maximum; got {self.threshold_ratio}."
+            )
+        if not self.smoothing_std >= 0:
+            raise ValueError(f"`smoothing_std` must be at least 0, in elements; got {self.smoothing_std}.")
 
 
 def check_choice(name: str, value: object, choices: object) -> None:

@@ -58,9 +58,26 @@ def fit(
     budget = torch.tensor([config.relative_cost * weight.numel()], device=weight.device)
     batch = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))[None]
     grams = None if gram is None else prepare_gram(gram.detach().to(batch)[None])
+    size = unusual_size(batch)
+    batch = batch if size is None else batch / size[:, None, None]
     with few_threads(batch):
         (matrix,) = fit_batch(config.for_dtype(weight.dtype), batch, grams, budget)
+    matrix = matrix if size is None else matrix.scale_rows(size.expand(weight.shape[0]))
     return matrix.to(weight.dtype)
+
+
+_USUAL = 2.0**-24, 2.0**24  # what squares and fourth powers in float32 bear; no float16 number but 0 lies below
+
+
+def unusual_size(weight: Float[Tensor, "b out in"]) -> Float[Tensor, " b"] | None:
+    """Powers of two to divide weights by before a fit, whose squares would over- or underflow; None where none is
+    needed.
+
+    Usual weights are left as they are, bit for bit.
+    """
+    largest = torch.maximum(weight.amax((1, 2)), -weight.amin((1, 2)))
+    usual = (largest == 0) | ((largest >= _USUAL[0]) & (largest <= _USUAL[1]))
+    return None if bool(usual.all()) else torch.where(usual, 1.0, torch.exp2(largest.log2().floor())).to(weight)
 
 
 def check_weight(weight: Tensor, gram: Tensor | None) -> None:

@@ -46,9 +46,11 @@ def _(config: GaudiConfig) -> int:
 def _num_steps(config: GaudiConfig) -> int:
     if config.refine == "none":
         return 0
+    if config.steps is not None:
+        return config.steps
     if config.refine == "gradient":
-        return config.steps or _GRADIENT_STEPS
-    return config.steps or (_SWEEPS if config.block_rank == 1 else 2 * _SWEEPS)
+        return _GRADIENT_STEPS
+    return _SWEEPS if config.block_rank == 1 else 2 * _SWEEPS
 
 
 @fit_batch.register
@@ -120,7 +122,7 @@ def _fit_together(config: GaudiConfig, wanted: _Wanted, steps: int, tick: Tick) 
     price = s.gather(1, last[:, None]).squeeze(1).square() / (weight.shape[1] + weight.shape[2])
     if config.refine == "gradient":
         blocks = refine_by_gradient(weight, metric, blocks, budget, steps, config.align, tick)
-    elif config.refine == "descent":
+    elif config.refine == "descent" and steps > 0:
         blocks = descend(weight, metric, blocks, budget, price, steps, config.align, tick)
     else:
         blocks = trim(blocks, element_worth(blocks, metric), budget, config.align)
