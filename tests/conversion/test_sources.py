@@ -58,9 +58,9 @@ def test_a_module_shared_through_its_parent_stays():
 
 
 def test_weights_that_a_parent_reads_stay():
-    model = Named(attention=nn.MultiheadAttention(16, 2), fc=nn.Linear(16, 16))
+    model = Named(attention=nn.MultiheadAttention(16, 2), mlp=nn.Linear(16, 16))
     report = convert_(model, LowRankConfig(0.6))
-    assert list(report) == ["fc"] and "MultiheadAttention" in report.skipped["attention.out_proj"]
+    assert list(report) == ["mlp"] and "MultiheadAttention" in report.skipped["attention.out_proj"]
 
 
 def test_grouped_convolutions_stay():
