@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers import BartConfig, BartModel
 
 import gblr
 from gblr.conversion.block_runs import BlockRuns
@@ -148,3 +149,15 @@ def test_a_form_that_was_chosen_stays():
     old = model[0]
     gblr.heal_(model, teacher, batches(16))
     assert model[0] is not old and (model[0].planned, model[0].form) == ("factors", "factors")
+
+
+def test_an_encoders_padding_says_nothing_of_its_decoder():
+    """Without inputs of its own BART's decoder is given the encoder's, shifted: lengths are equal."""
+    sizes = {f"{part}_{key}": n for part in ("encoder", "decoder") for key, n in (("layers", 1), ("ffn_dim", 8))}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": 8, "vocab_size": 50}
+    model = BartModel(BartConfig(**sizes)).eval()
+    mask = (torch.arange(8) < 4).long().expand(2, -1)
+    batch = [{"input_ids": torch.arange(16).view(2, 8), "attention_mask": mask}]
+    for name, count in (("encoder.layers.0.fc1", 8), ("decoder.layers.0.fc1", 16)):
+        runs = [BlockRuns(each, batch, [name]) for each in (model, copy.deepcopy(model))]
+        assert collect_pairs(*runs, [name], set())[name].whole().count == count

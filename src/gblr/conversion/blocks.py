@@ -131,7 +131,8 @@ class Outside:
 
     def finish(self, batch: Any, last: Tensor, form: int | None, sources: Sequence[Source], grams: "Grams") -> None:
         """Runs the model with `last` as the output of its blocks, until every source outside them was reached."""
-        with grams.hooked({source.name: source.module for source in sources}, padding_of(batch)) as reached:
+        modules = {source.name: source.module for source in sources}
+        with grams.hooked(modules, lambda name: padding_of(batch, name, self.model)) as reached:
 
             def skip(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 hidden, _ = split_call(args, kwargs, self.names[number])
@@ -316,15 +317,15 @@ class Grams:
         self.positions: dict[str, int] = dict.fromkeys(self.sources, 0)
 
     @contextmanager
-    def hooked(self, modules: Mapping[str, nn.Module], padding: Tensor | None) -> Iterator[set[str]]:
-        """While a batch runs; yields the names of the layers that it has reached."""
+    def hooked(self, modules: Mapping[str, nn.Module], padding: Callable[[str], Tensor | None]) -> Iterator[set[str]]:
+        """While a batch runs; yields the names of the layers that it has reached. `padding` is asked for each."""
         given: list[tuple[Any, str]] = []
         reached: set[str] = set()
 
         def hook(module: nn.Module, args: Any, kwargs: Any, name: str) -> None:
             x = args[0] if args else next(iter(kwargs.values()))
             reached.add(name)
-            self._see(name, x, given, padding)
+            self._see(name, x, given, padding(name))
 
         handles = [
             module.register_forward_pre_hook(

@@ -74,10 +74,8 @@ def _has_other_names(model: nn.Module, names: Sequence[str]) -> bool:
 
 
 def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: bool) -> dict[str, list[Tensor]]:
-    padding = padding_of(model.batches[number])
-
-    def read(module: nn.Module, args: Any, kwargs: Any) -> Tensor:
-        geometry = getattr(module, "geometry", None)
+    def read(name: str, module: nn.Module, args: Any, kwargs: Any) -> Tensor:
+        geometry, padding = getattr(module, "geometry", None), padding_of(model.batches[number], name, model.model)
         return input_vectors(args[0] if args else next(iter(kwargs.values())), geometry, padding)
 
     def register(module: nn.Module, hook: Any) -> Any:
@@ -87,12 +85,10 @@ def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: boo
 
 
 def _outputs(teacher: BlockRuns, names: Sequence[str], number: int, ends_early: bool) -> dict[str, list[Tensor]]:
-    padding = padding_of(teacher.batches[number])
-
-    def read(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def read(name: str, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if isinstance(module, nn.Conv2d):
             return output.movedim(-3, -1).reshape(-1, output.shape[-3]).float()  # with or without a batch axis
-        return input_vectors(output, None, padding)
+        return input_vectors(output, None, padding_of(teacher.batches[number], name, teacher.model))
 
     def register(module: nn.Module, hook: Any) -> Any:
         return module.register_forward_hook(hook, prepend=True)  # before a hook of the user's changes the output
@@ -109,7 +105,7 @@ def _run(
         for name in names:
 
             def hook(*args: Any, name: str = name) -> None:
-                value = read(*args)  # a copy where the run goes on: it may change tensors in place
+                value = read(name, *args)  # a copy where the run goes on: it may change tensors in place
                 kept.setdefault(name, []).append(value if ends_early else value.clone())
                 if ends_early and len(kept) == len(names):
                     raise _Reached

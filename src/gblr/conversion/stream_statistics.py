@@ -3,6 +3,7 @@
 import gc
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Calibration:
         with progress(f"calibrating {name}", len(self.batches)) as tick:
             for i, batch in enumerate(self.batches):
                 call, hidden = load(self.folder.inputs(i))["calls"][number], load(self.folder.hidden(number, i))
-                with grams.hooked(modules, padding_of(batch)):
+                with grams.hooked(modules, partial(padding_of, batch, model=self.model)):
                     output = run_block(block, call, hidden.to(self.device))
                 form_of(output, name)
                 save(self.folder.hidden(number + 1, i), hidden_of(output).cpu())

@@ -45,7 +45,7 @@ def distillation_loss(
         goal = _asked(teacher, precision, model, lambda: batch_call(teacher, batch))
         kind = match if match != "auto" else output_kind(goal)
         goal, found = output_tensor(goal, kind).float(), output_tensor(found, kind).float()
-        weight = _weights(padding_of(batch), goal)
+        weight = _weights(padding_of(batch, "decoder", teacher), goal)  # where there is one, outputs are the decoder's
         if kind == "logits":
             return divergence(found, goal, temperature, weight)
         missing, size = ((values.square().sum(-1) * weight).sum() for values in (found - goal, goal))
@@ -89,7 +89,7 @@ class TaughtLoss:
             output = model(**batch)
             scores = logits_of(output)
             aims = _asked(self.teacher, self.precision, model, lambda: logits_of(self.teacher(**batch)))
-            weight = _weights(padding_of(batch), scores)
+            weight = _weights(padding_of(batch, "decoder", self.teacher), scores)
         else:
             inputs, labels = pair(batch)
             output = model(inputs)
