@@ -88,6 +88,10 @@ def test_every_method_of_the_mixer_tries_the_same_rates_for_equally_long():
         assert [run.epochs for name, run in tried.items() if name.startswith(f"{kind.label}-lr")] == [8, 8]
     assert {run.lr for run in tried.values()} == {1e-3, 2e-3}
     assert {run.epochs for name, run in runs.items() if not name.startswith("trial")} == {30}
+    usual = runs["mixer-gblr-1-0.3-seed0"].to_dict()
+    for name in (name for name in runs if "-changed-" in name):
+        changes = {key for key, value in runs[name].to_dict().items() if value != usual[key]}
+        assert len(changes) == 1 and changes <= {"sigma_end", "budget_end", "structure_lr"}, name
 
 
 @pytest.mark.parametrize("name", ["cifar10-resnet", "cifar10-finetune"])
