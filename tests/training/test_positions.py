@@ -10,10 +10,21 @@ from torch.utils.checkpoint import checkpoint
 from gblr.conversion.cost import cost
 from gblr.conversion.harden import harden_
 from gblr.layers.gaudi import GaudiLinear
+from gblr.ops import prox
 from gblr.training.budget import Budget
 from gblr.training.positions import PositionCounter, with_stand_ins
 from tests.shape_hook import shapes_unchecked
-from tests.training.models import IMAGES, ROWS, gaudi_layers, learner_of, mixed_model, mlp, one_step, train
+from tests.training.models import (
+    IMAGES,
+    ROWS,
+    gaudi_layers,
+    learner_of,
+    mixed_model,
+    mlp,
+    no_values_read,
+    one_step,
+    train,
+)
 
 
 class Repeating(nn.Module):
@@ -106,6 +117,16 @@ def test_a_layer_that_a_later_step_reaches_counts_as_the_others_on_average(resum
     train(learner, model, steps=16)
     assert learner.is_done and 0.28 < learner.relative_cost <= 0.3
     assert model.never.width_frac.mean() < 0.9
+
+
+def test_watching_for_a_layer_reads_no_value_on_the_host(monkeypatch):
+    monkeypatch.setattr(prox, "can_read_values", lambda *_: False)  # on the CPU one read saves a search
+    model = Repeating()
+    learner = learner_of(model)
+    train(learner, model, steps=1)
+    assert has_hooks(model)
+    with no_values_read():
+        learner._after_step()
 
 
 def test_in_a_budget_of_parameters_all_layers_count():

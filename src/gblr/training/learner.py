@@ -15,7 +15,7 @@ from gblr.training.budget import Budget
 from gblr.training.latency import LayerTime
 from gblr.training.positions import PositionCounter, with_stand_ins
 from gblr.training.prices import Prices, check_reachable, count_rest, mults_price, unit_prices
-from gblr.training.processes import from_main, sum_over_processes
+from gblr.training.processes import from_main, is_one_of_several, sum_over_processes
 from gblr.training.schedules import SigmaSchedule, fall
 from gblr.training.width_rates import WidthRates, unwrapped
 from gblr.training.widths import Widths
@@ -221,8 +221,9 @@ class StructureLearner:
     def _take_counts(self, counter: PositionCounter) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return  # this step is not run, and others like it were counted
-        counts = torch.tensor(counter.counts(), dtype=torch.float64, device=self._widths.device)
-        found = sum_over_processes(counts).tolist()  # batches may differ, and structure must not
+        found = [float(count) for count in counter.counts()]
+        if is_one_of_several():  # batches may differ, and structure must not; alone, no step waits for the device
+            found = sum_over_processes(torch.tensor(found, device=self._widths.device).double()).tolist()
         if self._positions is not None:
             self._take_late_counts(found)
         elif any(found):
