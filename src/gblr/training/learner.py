@@ -223,7 +223,8 @@ class StructureLearner:
             return  # this step is not run, and others like it were counted
         found = [float(count) for count in counter.counts()]
         if is_one_of_several():  # batches may differ, and structure must not; alone, no step waits for the device
-            found = sum_over_processes(torch.tensor(found, device=self._widths.device).double()).tolist()
+            counts = torch.tensor(found, dtype=torch.float64, device=self._widths.device)
+            found = sum_over_processes(counts).tolist()
         if self._positions is not None:
             self._take_late_counts(found)
         elif any(found):
