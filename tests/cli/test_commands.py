@@ -249,6 +249,29 @@ def test_layers_are_healed_after_the_fit(gblr, tmp_path):
     ended = gblr("compress", "vit:digits", *TINY, *options, "--sensitivity")
     assert ended.code == 0 and "layers refitted in order" in ended.err and "calibration and sensitivity" in ended.err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["results"][1]["relative_cost"] <= 0.3
-    for option in ("--heal", "--sensitivity"):
+    for option in ("--heal", "--sensitivity", "--precision=bfloat16"):
         ended = gblr("compress", "vit:digits", *TINY, "--calibration", 0, option, "--out", "other")
         assert ended.code == 2 and "--calibration" in ended.err
+
+
+def test_a_model_is_measured_in_the_precision_that_was_asked_for(gblr, tmp_path):
+    """And judged in its own."""
+    options = ("--cost", 0.3, "--calibration", 64, "--method", "low-rank", "--heal", "--include", "fc2")
+    ended = gblr("compress", "vit:digits", *TINY, *options, "--precision", "half", "--out", "run")
+    assert ended.code == 2 and "float32 or bfloat16" in ended.err
+
+    def seen(precision):
+        dtypes = []
+        hook = torch.nn.modules.module.register_module_forward_hook(
+            lambda m, args, y: dtypes.append(getattr(y, "dtype", None))
+        )
+        ended = gblr("compress", "vit:digits", *TINY, *options, "--precision", precision, "--out", precision)
+        hook.remove()
+        assert ended.code == 0, ended.err
+        return dtypes
+
+    assert torch.bfloat16 not in seen("float32")
+    dtypes = seen("bfloat16")
+    assert torch.bfloat16 in dtypes and dtypes[-1] == torch.float32
+    model = load_file(tmp_path / "bfloat16" / "model" / "model.safetensors")
+    assert {t.dtype for t in model.values() if t.is_floating_point()} == {torch.float32}

@@ -33,6 +33,17 @@ def test_a_model_is_streamed_and_can_be_opened_with_its_tokenizer(gblr, write, t
     assert again.code == 0 and json.loads(again.out)["relative_cost"] <= 0.5
 
 
+def test_blocks_are_measured_in_the_precision_that_was_asked_for(gblr, texts, tmp_path):
+    write_language_model(tmp_path / "dense")
+    dtypes = set()
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: dtypes.add(getattr(output, "dtype", None))
+    )
+    ended = gblr("compress", "dense", "--data", texts, *OPTIONS, "--precision", "bfloat16", "--out", "run")
+    hook.remove()
+    assert ended.code == 0 and torch.bfloat16 in dtypes, ended.err
+
+
 def test_without_calibration_no_text_is_read(gblr, tmp_path):
     write_language_model(tmp_path / "dense")
     ended = gblr("compress", "dense", "--data", "none", *OPTIONS[:-1], 0, "--out", "run")

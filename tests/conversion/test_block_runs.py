@@ -144,6 +144,42 @@ def test_a_refit_runs_every_block_a_few_times_whatever_the_depth():
     assert max(calls) <= len(batches) * (sets + 2) + 3  # recorded, looked at, passed; and three first looks
 
 
+def test_blocks_do_not_run_to_be_recorded():
+    """Neither their layers nor what comes after them; hooks of the user's neither see it nor count twice."""
+    model, batches = llama()
+    model.eval()
+    model.model.layers[1].register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    names = [f"model.layers.{i}.mlp.up_proj" for i in range(3)]
+    runs, ran = BlockRuns(model, batches, names), []
+    for name in (*names, "lm_head"):
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
+    with torch.no_grad():
+        runs.go_to(names[0])
+        assert runs.blocks and runs.next == 0 and not ran
+        runs.go_to(names[2])
+        hidden, seen = runs.hidden[1], []
+        assert ran == [names[0]] * 2 + [names[1]] * 2
+        model.model.layers[2].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        model(**batches[1])
+    torch.testing.assert_close(hidden, seen[0])
+    assert all("forward" not in block.__dict__ for block in model.model.layers)
+
+
+def test_compiled_blocks_are_recorded_as_they_run():
+    model, batches = llama()
+    expected = BlockRuns(model.eval(), batches, ["model.layers.1.mlp.up_proj"])
+    compiled = copy.deepcopy(model)
+    for block in compiled.model.layers:
+        block.compile(backend="eager")
+    found = BlockRuns(compiled, batches, ["model.layers.1.mlp.up_proj"])
+    with torch.no_grad():
+        for runs in (expected, found):
+            runs.go_to("model.layers.1.mlp.up_proj")
+    assert found.at == expected.at == 1
+    for a, b in zip(found.hidden, expected.hidden, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 class InPlace(Plain):
     """Blocks that change what they are given."""
 

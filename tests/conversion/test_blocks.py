@@ -15,10 +15,11 @@ from transformers import (
     YolosModel,
 )
 
-from gblr.conversion.blocks import Blocks, Outside, as_form, find_blocks, form_of, same, split_call, without_cache
+from gblr.conversion.blocks import Blocks, as_form, find_blocks, form_of, same, split_call, without_cache
 from gblr.conversion.choosing import choose
 from gblr.conversion.filters import linear_layers
 from gblr.conversion.model_files import ModelFiles
+from gblr.conversion.outside import Outside
 from gblr.conversion.streaming import convert_streaming
 from gblr.fitting.config import LowRankConfig
 from tests.conversion.converted import bert, gpt2, llama, resnet, vit

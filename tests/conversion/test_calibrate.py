@@ -3,7 +3,8 @@ import torch
 from torch import nn
 from transformers import BartConfig, BartModel, OPTConfig, OPTModel, XLNetConfig, XLNetModel
 
-from gblr.conversion.calibrate import collect, padding_of
+from gblr.conversion.calibrate import collect
+from gblr.conversion.calls import padding_of
 from gblr.conversion.convert import convert_
 from gblr.conversion.filters import conv_layers
 from gblr.conversion.sources import read_source

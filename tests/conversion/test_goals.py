@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gblr.conversion import goals
-from gblr.conversion.goals import Halves, Moments, goal
+from gblr.conversion.goals import Halves, Inputs, Moments, goal, halves_of
 
 CPU = torch.device("cpu")
 
@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 def seen(x, y, batch=8):
     halves = Halves.zeros(x.shape[1], y.shape[1], CPU)
     for part in zip(x.split(batch), y.split(batch), strict=True):
-        halves.add(*part)
+        halves.add(halves_of(part[0]), part[1])
     return halves
 
 
@@ -56,7 +56,7 @@ def test_few_samples_do_little_harm_on_new_inputs_and_more_of_them_help(samples,
 def test_halves_are_samples_of_every_batch_and_add_up(generator):
     x, y = randn(21, 3, generator=generator), randn(21, 2, generator=generator)
     halves, whole = seen(x, y), Moments.zeros(3, 2, CPU)
-    whole.add(x, y)
+    whole.add(Inputs.of(x), y)
     assert (halves.first.count, halves.second.count) == (4 + 4 + 2, 4 + 4 + 3)
     both = halves.whole()
     assert both.count == 21

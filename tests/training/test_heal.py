@@ -282,3 +282,24 @@ def test_a_model_that_skips_a_layer_is_told_apart():
     gblr.convert_(model, gblr.LowRankConfig(0.5))
     with raises_value_error("not every layer runs"):
         gblr.heal_(model, teacher, [torch.zeros(2, 8), torch.full((2, 8), math.inf)])
+
+
+def test_what_convert_has_measured_is_not_measured_again(monkeypatch):
+    teacher, batches = converted.gpt2().eval(), tokens()
+    models = [copy.deepcopy(teacher) for _ in range(2)]
+    reports = [gblr.convert_(m, gblr.LowRankConfig(0.5), None, batches, sensitivity=True) for m in models]
+    gblr.heal_(models[0], teacher, batches, sensitivity=True)
+
+    def again(*args):
+        raise AssertionError("measured twice")
+
+    monkeypatch.setattr("gblr.conversion.refit.collect_sensitivity", again)
+    gblr.heal_(models[1], teacher, batches, sensitivity=reports[1].sensitivity)
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(AssertionError, match="measured twice"):  # a layer that is missing is measured
+        name, *_ = reports[1]
+        few = {key: value for key, value in reports[1].sensitivity.items() if key != name}
+        gblr.heal_(models[1], teacher, batches, sensitivity=few)
+    with pytest.raises(ValueError, match=r"has 3 numbers for .* outputs"):
+        gblr.heal_(models[1], teacher, batches, sensitivity={name: torch.ones(3)})

@@ -59,6 +59,9 @@ def compress(
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Spend the cost where the model's outputs depend on it.")
     ] = False,
+    precision: Annotated[
+        str, typer.Option(help="float32 or bfloat16: of the model while its fit is prepared; fits stay in float32.")
+    ] = "float32",
     distill: Annotated[
         float | None,
         typer.Option(help="Share of the training loss that aims at the dense model's scores; 0 for labels alone."),
@@ -93,10 +96,11 @@ def compress(
     run(
         {
             "model": model, "data": data, "cost": cost, "method": method, "epochs": train or 0.0,
-            "calibration": calibration, "heal": heal, "sensitivity": sensitivity, "distill": distill,
-            "block_rank": block_rank, "include": tuple(include or ()), "exclude": tuple(exclude or ()),
-            "convolutions": convolutions, "baselines": tuple(baseline or ()), "lr": lr, "structure_lr": structure_lr,
-            "batch_size": batch_size, "max_train": max_train, "max_eval": max_eval, "seed": seed,
+            "calibration": calibration, "heal": heal, "sensitivity": sensitivity, "precision": precision,
+            "distill": distill, "block_rank": block_rank, "include": tuple(include or ()),
+            "exclude": tuple(exclude or ()), "convolutions": convolutions, "baselines": tuple(baseline or ()),
+            "lr": lr, "structure_lr": structure_lr, "batch_size": batch_size, "max_train": max_train,
+            "max_eval": max_eval, "seed": seed,
         },
         out, threads, as_json,
     )  # fmt: skip

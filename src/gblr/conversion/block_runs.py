@@ -5,16 +5,26 @@ A refit of all layers looks at each of them in turn. From the beginning, that ta
 the depth; from the last block on, to the depth.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from gblr.conversion.blocks import block_names, hidden_of, largest_list, same, shifted, version_of, without_cache
-from gblr.conversion.calibrate import batch_call
+from gblr.conversion.blocks import (
+    as_form,
+    block_names,
+    form_of,
+    hidden_of,
+    largest_list,
+    same,
+    shifted,
+    version_of,
+    without_cache,
+)
+from gblr.conversion.calls import batch_call
 
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -33,6 +43,7 @@ class BlockRuns:
         self.blocks = [] if found is None else block_names(model, found)
         self.at: int | None = None  # the block that `run` runs; None: all of the model
         self.next, self.calls, self.hidden = 0, [], []  # type: ignore[var-annotated]
+        self.form: int | None = None  # of what blocks give, see `form_of`
         if len(self.blocks) < 2 or not self._is_chain():
             self.blocks = []
 
@@ -63,10 +74,11 @@ class BlockRuns:
         return self.model.get_submodule(self.blocks[block])(**{**kwargs, "hidden_states": hidden})
 
     def _record(self) -> None:
+        """What blocks are called with, without running them: it does not depend on what they give."""
         for batch in self.batches:
-            seen = _seen_calls(self.model, self.blocks, batch)
-            self.hidden.append(_hidden_in(seen[0].call))
-            self.calls.append([_without_hidden(each.call) for each in seen])
+            calls = _calls_of_idle_blocks(self.model, self.blocks, batch, self.form)
+            self.hidden.append(_hidden_in(calls[0]))
+            self.calls.append([_without_hidden(call) for call in calls])
 
     def _is_chain(self) -> bool:
         """Whether each block runs once, on what the one before gave, with nothing that remembers the call, that is
@@ -85,8 +97,51 @@ class BlockRuns:
             return False
         if any(version is None or version != version_of(x) for each in seen for x, version in each.versions):
             return False
+        self.form = form_of(outputs[0], self.blocks[0])
         other = _seen_calls(self.model, self.blocks, self.batches[0], shift_first=True)
         return same([_without_hidden(each.call) for each in seen], [_without_hidden(each.call) for each in other])
+
+
+class _Enough(Exception):
+    """Every block has been called."""
+
+
+def _calls_of_idle_blocks(model: nn.Module, blocks: Sequence[str], batch: Any, form: int | None) -> list[Call]:
+    """Of blocks that give what they are given; ends with the last."""
+    calls: list[Call] = []
+    modules = [model.get_submodule(name) for name in blocks]
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        calls.append((args, kwargs))
+        if len(calls) == len(modules):
+            raise _Enough
+
+    def idle(*args: Any, **kwargs: Any) -> Any:
+        return as_form(_hidden_in(calls[-1]), form)
+
+    with ExitStack() as stack:
+        stack.enter_context(without_cache(model))
+        for module in modules:
+            # ahead of a hook of the user's, which will run again with the block
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
+            if module._compiled_call_impl is None:  # what was compiled may not look at another `forward`
+                stack.enter_context(_instead_of_forward(module, idle))
+        with suppress(_Enough):
+            batch_call(model, batch)
+    return calls
+
+
+@contextmanager
+def _instead_of_forward(module: nn.Module, forward: Any) -> Iterator[None]:
+    own = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Gram matrices X^T X of the inputs that layers really see, collected in one pass without keeping activations."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gblr.conversion.calls import batch_call, padding_of
+from gblr.conversion.grams import LastInputs
 from gblr.conversion.sources import Source
-from gblr.layers.conv import ConvGeometry
 from gblr.layers.modes import modes_of, restore_modes
 from gblr.progress import progress
 
@@ -30,6 +30,7 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
     Where it has an "attention_mask", padded positions are left out; in a decoder by its "decoder_attention_mask".
     """
     statistics: dict[str, Statistics] = {}
+    last = LastInputs()
     running: list[Any] = [None]  # the batch
     handles = []
     for source in sources:
@@ -39,8 +40,8 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
 
         def hook(module: nn.Module, args: Any, kwargs: Any, source: Source = source) -> None:
             padding = padding_of(running[0], source.name, model)
-            x = input_vectors(args[0] if args else next(iter(kwargs.values())), source.geometry, padding)
-            add_gram_(statistics[source.name].gram, x)
+            x = last.vectors(args[0] if args else next(iter(kwargs.values())), source.geometry, padding)
+            last.add_gram_(statistics[source.name].gram)
             statistics[source.name].positions += x.shape[0]
 
         handles.append(source.module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -64,16 +65,6 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
     return statistics
 
 
-_SLICE = 1 << 24  # numbers of a product at once: 64 MiB in float32
-
-
-def add_gram_(gram: Float[Tensor, "in in"], x: Float[Tensor, "positions in"]) -> None:
-    """gram += X^T X, some rows at a time, so that a wide layer needs no second matrix of that size."""
-    rows = max(1, _SLICE // max(1, x.shape[1]))
-    for part, columns in zip(gram.split(rows), x.split(rows, dim=1), strict=True):
-        part += columns.mT @ x
-
-
 def _run(model: nn.Module, batches: Iterable[Any], running: list[Any]) -> None:
     total = len(batches) if isinstance(batches, Sequence) else 0
     with torch.no_grad(), progress("calibrating", total) as tick:
@@ -81,84 +72,3 @@ def _run(model: nn.Module, batches: Iterable[Any], running: list[Any]) -> None:
             running[0] = batch
             batch_call(model, batch)
             tick()
-
-
-def batch_call(model: nn.Module, batch: Any) -> Any:
-    """The model's output on a tensor, a tuple of arguments, or a mapping of named ones."""
-    if isinstance(batch, Tensor):
-        return model(batch)
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, Sequence) and not isinstance(batch, str):
-        try:
-            return model(*batch)
-        except TypeError as error:
-            if "positional argument" not in str(error):
-                raise
-            raise TypeError(
-                f"{error}. A batch is what the model is called with: leave labels out, e.g. (x for x, _ in loader)."
-            ) from error
-    raise ValueError(
-        "`calibration` must yield tensors, tuples of arguments or dicts of named arguments; "
-        f"got {type(batch).__name__}."
-    )
-
-
-# model types with layers that are given (positions, samples, features)
-_POSITIONS_FIRST = frozenset({"fsmt", "led", "longformer", "xlnet"})
-_CROSS_ATTENTION = re.compile(r"cross|enc\w*(attn|attention)", re.IGNORECASE)
-_CROSS_INPUTS = {"k": "encoder", "v": "encoder", "q": "decoder", "o": "decoder"}  # by the first letter of the layer
-
-
-def padding_of(batch: Any, layer: str | None = None, model: nn.Module | None = None) -> Tensor | None:
-    """(samples, positions) bool, True where a token is real. None if the batch has no such mask, or if it is not clear
-    that it belongs to what `layer` of `model` is given: no mask is better than a wrong one.
-
-    With a decoder beside the encoder the "attention_mask" is the encoder's; the decoder has a "decoder_attention_mask"
-    or none. A `layer` that is not known may belong to either, and then lengths have to tell them apart.
-    """
-    if not isinstance(batch, Mapping):
-        return None
-    mask, config = _mask(batch, "attention_mask"), getattr(model, "config", None)
-    given = [x for key in ("decoder_input_ids", "decoder_inputs_embeds") if isinstance(x := batch.get(key), Tensor)]
-    if layer is not None and (given or getattr(config, "is_encoder_decoder", False)):
-        masks = {"encoder": mask, "decoder": _mask(batch, "decoder_attention_mask")}
-        mask = masks.get(_states_given_to(layer) or "unclear")
-    elif mask is not None and any(x.shape[:2] == mask.shape for x in given):
-        return None
-    square = mask is not None and mask.shape[0] == mask.shape[1]
-    return None if square and getattr(config, "model_type", None) in _POSITIONS_FIRST else mask
-
-
-def _mask(batch: Mapping[str, Any], name: str) -> Tensor | None:
-    mask = batch.get(name)
-    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
-
-
-def _states_given_to(layer: str) -> str | None:
-    """Those of the encoder or the decoder; None where the layer's name does not say."""
-    parts = layer.split(".")
-    side = next((part for part in parts if part in ("encoder", "decoder")), None)
-    if side == "decoder" and any(map(_CROSS_ATTENTION.search, parts)):
-        return _CROSS_INPUTS.get(parts[-1][:1])
-    return side
-
-
-def input_vectors(x: Tensor, geometry: ConvGeometry | None, padding: Tensor | None) -> Float[Tensor, "positions in"]:
-    """What the matrix of a layer is applied to, in float32, without padded positions."""
-    x = x.detach()
-    vectors = real_vectors(x, padding) if geometry is None else geometry.unfold(x)[0].flatten(0, -2)
-    return vectors.float()
-
-
-def real_vectors(x: Tensor, padding: Tensor | None) -> Float[Tensor, "positions features"]:
-    """All vectors of `x` that are not padded, whether samples stay apart, or positions come first (XLNet), or both are
-    one axis (OPT).
-    """
-    if padding is not None:
-        real = padding.to(x.device)
-        if x.dim() == 2 and len(x) == real.numel():
-            x = x[real.flatten()]
-        elif x.shape[:-1] in (real.shape, real.T.shape):
-            x = x[real if x.shape[:-1] == real.shape else real.T]
-    return x.reshape(-1, x.shape[-1])

@@ -22,6 +22,7 @@ from gblr.conversion.sources import Source, check_weights
 from gblr.fitting.allocate import Choice, allocate
 from gblr.fitting.config import Config, GaudiConfig
 from gblr.fitting.fit import fit_batch, num_ticks, prepare_gram, rank_choices, unusual_size
+from gblr.fitting.precision import full_precision
 from gblr.fitting.room import room
 from gblr.fitting.svd import squared_error, weighted_svd
 from gblr.fitting.threads import Tick, few_threads
@@ -102,9 +103,8 @@ def convert_(
         check_weights(sources)
         measured = measure(model, sources, calibration, sensitivity)
     rows = convert_measured_(model, config, sources, measured)
-    return Report(
-        [*rows, *skipped], [source.name for source in sources], report_title(config, calibration, sensitivity), notes
-    )
+    title = report_title(config, calibration, sensitivity)
+    return Report([*rows, *skipped], [source.name for source in sources], title, notes, measured.sensitivity)
 
 
 def measure(
@@ -117,6 +117,7 @@ def measure(
     return Measured(statistics, collect_sensitivity(model, sources, batches) if sensitivity else {})  # type: ignore[arg-type]
 
 
+@full_precision()
 def convert_measured_(model: nn.Module, config: Config, sources: Sequence[Source], measured: Measured) -> list[Row]:
     """Replaces the layers of these sources; what was measured may be of more, so that several calls share it."""
     jobs = make_jobs(sources, measured.statistics, measured.sensitivity)
@@ -155,6 +156,7 @@ def make_jobs(
     return jobs
 
 
+@full_precision()
 def set_budgets(config: Config, jobs: Sequence[Job]) -> None:
     """Multiplications allowed to each matrix: the same share everywhere, or where they lower the error most."""
     for job in jobs:
@@ -211,6 +213,7 @@ def _fit(config: Config, jobs: Sequence[Job]) -> None:
                 tick()
 
 
+@full_precision()
 def fit_piece(config: Config, piece: Sequence[Job], tick: Tick = lambda: None) -> None:
     """Fits matrices of one shape as one batch, and notes errors and time in the jobs."""
     begin = time.perf_counter()

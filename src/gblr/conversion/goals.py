@@ -22,7 +22,33 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gblr.conversion.grams import gram_of
+from gblr.fitting.precision import full_precision
+
 _DAMPING = 1e-2  # of the mean diagonal
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Some input vectors about their mean, and their X^T X: layers that are given the same share it.
+
+    Products are in the dtype of the vectors, as float64 takes twice the time on a CPU, and far more on most GPUs; about
+    the mean, as Gram matrices are centred later, and what is left of large means would be rounding.
+    """
+
+    vectors: Float[Tensor, "n in"]  # less `mean`
+    mean: Float[Tensor, " in"]  # rounded
+    rest: Float[Tensor, " in"]  # sum of `vectors`, in float64: not quite 0
+    gram: Float[Tensor, "in in"]  # in float64, of the inputs as they are
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "n in"]) -> "Inputs":
+        mean = x.sum(0) / max(1, len(x))
+        vectors = x - mean
+        m, rest = mean.double(), vectors.sum(0, dtype=torch.float64)
+        half = rest + len(x) / 2 * m
+        gram = gram_of(vectors).double()
+        return cls(vectors, mean, rest, gram.addmm_(torch.stack([m, half], 1), torch.stack([half, m])))
 
 
 @dataclass
@@ -44,14 +70,17 @@ class Moments:
         gram, cross = new(in_features, in_features), new(out_features, in_features)
         return cls(gram, cross, new(in_features), new(out_features), new(out_features))
 
-    def add(self, x: Float[Tensor, "n in"], y: Float[Tensor, "n out"]) -> None:
-        x, y = x.double(), y.double()
-        self.gram += x.T @ x
-        self.cross += y.T @ x
-        self.inputs += x.sum(0)
-        self.outputs += y.sum(0)
-        self.squares += y.square().sum(0)
-        self.count += len(x)
+    @full_precision()
+    def add(self, x: Inputs, y: Float[Tensor, "n out"]) -> None:
+        n, y = len(x.vectors), y.to(x.vectors.dtype)
+        y_mean, y_sum, x_mean = y.sum(0) / max(1, n), y.sum(0, dtype=torch.float64), x.mean.double()
+        self.gram += x.gram
+        self.cross += (y - y_mean).T @ x.vectors
+        self.cross.addmm_(torch.stack([y_sum, y_mean.double()], 1), torch.stack([x_mean, x.rest]))
+        self.inputs += x.rest + n * x_mean
+        self.outputs += y_sum
+        self.squares += y.double().square().sum(0)
+        self.count += n
 
     def __add__(self, other: "Moments") -> "Moments":
         return Moments(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
@@ -82,10 +111,10 @@ class Halves:
     def __iter__(self) -> Iterator[Moments]:
         return iter((self.first, self.second))
 
-    def add(self, x: Float[Tensor, "n in"], y: Float[Tensor, "n out"]) -> None:
-        middle = len(x) // 2
-        self.first.add(x[:middle], y[:middle])
-        self.second.add(x[middle:], y[middle:])
+    def add(self, x: tuple[Inputs, Inputs], y: Float[Tensor, "n out"]) -> None:
+        middle = len(x[0].vectors)
+        self.first.add(x[0], y[:middle])
+        self.second.add(x[1], y[middle:])
 
     def centred(self) -> "Halves":
         return Halves(*(half.centred() for half in self))
@@ -95,6 +124,12 @@ class Halves:
 
     def whole(self) -> Moments:
         return self.first + self.second
+
+
+@full_precision()
+def halves_of(x: Float[Tensor, "n in"]) -> tuple[Inputs, Inputs]:
+    middle = len(x) // 2
+    return Inputs.of(x[:middle]), Inputs.of(x[middle:])
 
 
 def goal(dense: Float[Tensor, "out in"], halves: Halves, whole: Moments) -> Float[Tensor, "out in"]:

@@ -8,6 +8,7 @@ from gblr.conversion.planner import Times, fastest, measure_forms, record_inputs
 from gblr.conversion.refit import structured_layers
 from gblr.conversion.replace import replace_everywhere
 from gblr.conversion.report import Report, Row
+from gblr.fitting.precision import full_precision
 from gblr.layers.conv import GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.structured import MatrixModule, StructuredLinear
@@ -46,13 +47,15 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto", c
     if captured:
         _check_captured(targets, measured)
     inputs = record_inputs(model, targets, example_inputs) if measured else {}
-    layers = {name: _packed_layer(module) for name, module in targets.items()}
+    with full_precision():
+        layers = {name: _packed_layer(module) for name, module in targets.items()}
     if plan == "packed":
         _check_kernels(layers)
     times = measure_forms(layers, inputs, captured)
     for name, layer in layers.items():
         layer.planned = fastest(times.get(name, {})) if plan == "auto" else plan
-        layer.prepare()
+        with full_precision():  # what is prepared here serves outside of an autocast region, too
+            layer.prepare()
     replace_everywhere(model, {targets[name]: layer for name, layer in layers.items()})
     rows = [_row(name, layer, times.get(name, {})) for name, layer in layers.items()]
     notes = _notes(rows, measured) + _notes_on_edges(targets, rows)
@@ -73,6 +76,7 @@ def _check_kernels(layers: dict[str, MatrixModule]) -> None:
             raise RuntimeError(f"layer {name!r} cannot multiply packed blocks: {reason}. Use plan='auto'.")
 
 
+@full_precision()
 def densify_(model: nn.Module) -> Report:
     """Replaces every structured layer by a plain `nn.Linear` or `nn.Conv2d` of the same weight, in place."""
     targets: dict[str, Any] = structured_layers(model)

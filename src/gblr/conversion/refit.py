@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gblr.conversion.block_runs import BlockRuns
-from gblr.conversion.calibrate import batch_call
+from gblr.conversion.calls import batch_call
 from gblr.conversion.goals import Halves, Moments
 from gblr.conversion.measure import undisturbed
 from gblr.conversion.refit_parts import Freedom, Part, refit_parts
@@ -22,6 +22,7 @@ from gblr.conversion.replace import replace_everywhere
 from gblr.conversion.sensitivity import collect_sensitivity, row_factors
 from gblr.conversion.sources import read_source
 from gblr.fitting.config import TRAINABLE_GROWTH
+from gblr.fitting.precision import full_precision
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.split import SplitLinear
 from gblr.layers.structured import MatrixModule
@@ -44,7 +45,7 @@ def refit_layers_(
     structure: Freedom = "frozen",
     skip: Sequence[str] = (),
     on_done: Callable[[list[Refitted]], None] = lambda layers: None,
-    sensitivity: bool = False,
+    sensitivity: bool | Mapping[str, Tensor] = False,
     max_growth: float = TRAINABLE_GROWTH,
 ) -> list[Refitted]:
     """Refits every structured layer of `model` in the order in which they run; `teacher` is its dense original.
@@ -54,8 +55,8 @@ def refit_layers_(
     that is called several times is fitted to all of its calls.
     Models that are a chain of blocks are run block by block, with the hidden states of all batches in memory, twice.
     Layers named in `skip` stay; `on_done` is called with those that were given the same input, as they are done.
-    With `sensitivity`, errors count by how much the teacher's predictions depend on each output; `max_growth` is that
-    of `GaudiConfig`.
+    With `sensitivity`, errors count by how much the teacher's predictions depend on each output: measured, or as
+    `convert_` has measured it, by layer. `max_growth` is that of `GaudiConfig`.
     Masks of Gaudi layers are folded into their contents first; they are sharp (sigma infinite) afterwards.
     """
     modes = {name: layer.training for name, layer in structured_layers(model).items()}
@@ -68,7 +69,7 @@ def refit_layers_(
         found: list[Refitted] = []
         every = [name for names in sets for name in names]
         repeated = repeated_layers(model, teacher, every, batches[0])
-        rows = _sensitivity(teacher, every, batches) if sensitivity else {}
+        rows = {} if sensitivity is False else _sensitivity(teacher, every, batches, sensitivity)
         runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every)
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
@@ -90,9 +91,20 @@ def _set_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:
         model.get_submodule(name).train(mode)
 
 
-def _sensitivity(teacher: nn.Module, names: Sequence[str], batches: Sequence[Any]) -> dict[str, Tensor]:
+def _sensitivity(
+    teacher: nn.Module, names: Sequence[str], batches: Sequence[Any], given: bool | Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Of all these layers; those that are given are not measured again."""
+    found = dict(given) if isinstance(given, Mapping) else {}
     sources = [read_source(teacher, name, teacher.get_submodule(name), split_fused=False) for name in names]
-    return collect_sensitivity(teacher, sources, batches)
+    for source in sources:
+        if source.name in found and len(found[source.name]) != len(source.weight):
+            raise ValueError(
+                f"`sensitivity` has {len(found[source.name])} numbers for {source.name!r}, which has "
+                f"{len(source.weight)} outputs. Pass that of this model's own `convert_`, or True."
+            )
+    missing = [source for source in sources if source.name not in found]
+    return found | (collect_sensitivity(teacher, missing, batches) if missing else {})
 
 
 def structured_layers(model: nn.Module) -> dict[str, Any]:
@@ -126,6 +138,7 @@ def _in_order(model: nn.Module, batches: Sequence[Any]) -> list[list[str]]:
     return order
 
 
+@full_precision()
 def _refit_set(
     model: nn.Module, teacher: nn.Module, names: Sequence[str], seen: dict[str, Halves], structure: Freedom,
     sensitivity: Mapping[str, Tensor], max_growth: float,
@@ -147,6 +160,7 @@ def _refit_set(
     return found
 
 
+@full_precision()
 def _is_worse(
     model: nn.Module, layers_before: Mapping[str, Any], name: str, seen: Mapping[str, Halves],
     seen_after: Mapping[str, Halves], sensitivity: Mapping[str, Tensor],

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from gblr.conversion.block_runs import BlockRuns
-from gblr.conversion.calibrate import batch_call, input_vectors, padding_of
-from gblr.conversion.goals import Halves
+from gblr.conversion.calls import batch_call, input_vectors, padding_of
+from gblr.conversion.goals import Halves, halves_of
+from gblr.conversion.grams import LastInputs
 
 _DIFFER = "{}: {} in the model and {} in its teacher, so that its outputs cannot be compared."
 
@@ -55,6 +56,7 @@ def collect_pairs(
     ends_early = repeated.isdisjoint(names)
     for number in range(len(model.batches)):
         outputs = _outputs(teacher, names, number, ends_early)
+        last: Tensor | None = None  # layers with the same input come one after the other
         for name, inputs in _inputs(model, names, number, ends_early).items():
             if len(inputs) != len(outputs[name]):
                 raise ValueError(_DIFFER.format(name, f"called {len(inputs)} times", len(outputs[name])))
@@ -63,7 +65,9 @@ def collect_pairs(
                     raise ValueError(_DIFFER.format(name, f"given {len(x)} vectors", len(y)))
                 if name not in found:
                     found[name] = Halves.zeros(x.shape[1], y.shape[1], x.device)
-                found[name].add(x, y.to(x.device))
+                if x is not last:
+                    last, seen = x, halves_of(x)
+                found[name].add(seen, y.to(x.device))
         tick()
     return found
 
@@ -74,9 +78,11 @@ def _has_other_names(model: nn.Module, names: Sequence[str]) -> bool:
 
 
 def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: bool) -> dict[str, list[Tensor]]:
+    last = LastInputs()
+
     def read(name: str, module: nn.Module, args: Any, kwargs: Any) -> Tensor:
         geometry, padding = getattr(module, "geometry", None), padding_of(model.batches[number], name, model.model)
-        return input_vectors(args[0] if args else next(iter(kwargs.values())), geometry, padding)
+        return last.vectors(args[0] if args else next(iter(kwargs.values())), geometry, padding)
 
     def register(module: nn.Module, hook: Any) -> Any:
         return module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -87,7 +93,8 @@ def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: boo
 def _outputs(teacher: BlockRuns, names: Sequence[str], number: int, ends_early: bool) -> dict[str, list[Tensor]]:
     def read(name: str, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if isinstance(module, nn.Conv2d):
-            return output.movedim(-3, -1).reshape(-1, output.shape[-3]).float()  # with or without a batch axis
+            output = output.movedim(-3, -1)  # with or without a batch axis
+            return input_vectors(output.reshape(-1, output.shape[-1]), None, None)
         return input_vectors(output, None, padding_of(teacher.batches[number], name, teacher.model))
 
     def register(module: nn.Module, hook: Any) -> Any:

@@ -3,11 +3,13 @@
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import overload
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,19 @@ class Row:
 
 class Report(Sequence[str]):
     """A sequence of the converted layers' names that prints as a table; `rows` has one entry per matrix, skipped
-
-    too.
+    too. `sensitivity` holds what was measured of the outputs of each layer, if it was asked for; `heal_` takes it.
     """
 
-    def __init__(self, rows: Sequence[Row], names: Sequence[str], title: str, notes: Sequence[str] = ()):
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        names: Sequence[str],
+        title: str,
+        notes: Sequence[str] = (),
+        sensitivity: Mapping[str, Tensor] = MappingProxyType({}),
+    ):
         self.rows, self.title, self.notes = tuple(rows), title, tuple(notes)
+        self.sensitivity = dict(sensitivity)
         self._names = tuple(names)
 
     @overload

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gblr.conversion.calibrate import batch_call, padding_of, real_vectors
+from gblr.conversion.calls import batch_call, padding_of, real_vectors
 from gblr.conversion.measure import undisturbed
 from gblr.conversion.outputs import output_kind, output_tensor
 from gblr.conversion.sources import Source

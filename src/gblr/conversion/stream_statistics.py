@@ -11,17 +11,12 @@ import torch
 from torch import Tensor
 
 from gblr.atomic import write_json
-from gblr.conversion.blocks import (
-    Blocks,
-    Grams,
-    Outside,
-    form_of,
-    hidden_of,
-    load_module,
-    run_block,
-)
-from gblr.conversion.calibrate import Statistics, padding_of
+from gblr.conversion.blocks import Blocks, form_of, hidden_of, load_module, run_block
+from gblr.conversion.calibrate import Statistics
+from gblr.conversion.calls import padding_of
+from gblr.conversion.grams import Grams
 from gblr.conversion.model_files import ModelFiles
+from gblr.conversion.outside import Outside
 from gblr.conversion.sources import Source
 from gblr.conversion.stream_folder import StreamFolder, load, read_json, save
 from gblr.progress import progress

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,41 +36,46 @@ _FACTORS: dict[type[StructuredMatrix], dict[str, float]] = {
 }
 
 
+@dataclass(frozen=True)
+class Structured:
+    """What converted layers may cost, and what was measured of their outputs, by layer."""
+
+    target: float
+    sensitivity: Mapping[str, Tensor] = field(default_factory=dict)
+
+
 def structure_(
     model: nn.Module, run: StructuredRun, where: Filter, example: Tensor, calibration: Iterable[Any] | None = None
-) -> float:
-    """Converts the layers that `where` chooses as `run` says, and returns what they may cost; dense stays as it is.
+) -> Structured:
+    """Converts the layers that `where` chooses as `run` says; dense stays as it is.
 
     `example` is one input, by which positions are counted. Without trained weights (`run.source` is empty) baselines
     are fitted to the random weights that the dense layers start with, and scaled to the same variance.
     """
     if run.method == "dense":
-        return 1.0
+        return Structured(1.0)
     spent = cost(model, example)
     target = layers_cost(run, spent.dense_mults, converted_mults(model, where, spent))
     deviations = standard_deviations(model)
     batches = None if calibration is None else list(calibration)
     if run.method == "monarch":
-        _convert_to_monarch_(model, where, spent, target, batches, run.sensitivity)
-    elif run.method == "gaudi":
-        convert_(model, gaudi_config(run, target), where, calibration=batches, sensitivity=run.sensitivity)
+        sensitivity = _convert_to_monarch_(model, where, spent, target, batches, run.sensitivity)
     else:
-        convert_(
-            model,
-            _BASELINES[run.method](target, allocation=run.allocation),
-            where,
-            calibration=batches,
-            sensitivity=run.sensitivity,
-        )
+        config = gaudi_config(run, target) if run.method == "gaudi" else _baseline_config(run, target)
+        sensitivity = convert_(model, config, where, calibration=batches, sensitivity=run.sensitivity).sensitivity
     if not run.source and run.method != "gaudi":
         restore_variances_(model, deviations)
     compose_(model)
-    return target
+    return Structured(target, sensitivity)
+
+
+def _baseline_config(run: StructuredRun, target: float) -> Config:
+    return _BASELINES[run.method](target, allocation=run.allocation)
 
 
 def _convert_to_monarch_(
     model: nn.Module, where: Filter, spent: Cost, target: float, batches: list[Any] | None, sensitivity: bool
-) -> None:
+) -> Mapping[str, Tensor]:
     """Shape by shape; what all layers see is measured before, in the dense model, as for other methods."""
     sources, _ = choose(model, where, split_fused=True)
     mults = {layer.name: layer.dense_mults for layer in spent.layers}
@@ -80,6 +86,7 @@ def _convert_to_monarch_(
     measured = measure(model, sources, batches, sensitivity)
     for shape, share in monarch_costs(of_shapes, target).items():
         convert_measured_(model, MonarchConfig(share), shapes[shape], measured)
+    return measured.sensitivity
 
 
 def gaudi_config(run: StructuredRun, target: float) -> GaudiConfig:

@@ -88,7 +88,8 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
     record: Record = {}
     calibration = task.calibration(run.calibration) if run.calibration else None
     begin = time.perf_counter()
-    record["target"] = structure_(model, run, TEXT_MODELS[run.model].where, task.example, calibration)
+    found = structure_(model, run, TEXT_MODELS[run.model].where, task.example, calibration)
+    record["target"] = found.target
     record["fit_seconds"] = time.perf_counter() - begin
     if place.device == "cuda":
         torch.cuda.empty_cache()  # other runs share the GPU, and gradients take more than all that follows
@@ -99,8 +100,8 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
         assert teacher is not None
         begin = time.perf_counter()
         heal_(
-            model, teacher, task.calibration(run.calibration), structure=run.structure, sensitivity=run.sensitivity,
-            max_growth=run.max_growth,
+            model, teacher, task.calibration(run.calibration), structure=run.structure,
+            sensitivity=run.sensitivity and found.sensitivity, max_growth=run.max_growth,
         )  # fmt: skip
         record |= {"refit_seconds": time.perf_counter() - begin, "refitted": task.judge(model, all_metrics=False)}
         place.say(f"refitted in {record['refit_seconds']:.0f} s: {_told(record['refitted'])}")

@@ -95,7 +95,7 @@ def _converted(
     record: dict[str, Any] = {"dense_start": judge(model, test) if run.source else None}
     calibration = task.calibration(run.calibration) if run.calibration else None
     begin = time.perf_counter()
-    record["target"] = structure_(model, run, NETWORKS[run.model].where, example, calibration)
+    record["target"] = structure_(model, run, NETWORKS[run.model].where, example, calibration).target
     record |= {"fit_seconds": time.perf_counter() - begin, "before": judge(model, test) if run.source else None}
     if kept is not None:
         Store(kept.parent).save(kept, {"model": model.state_dict(), "record": record})

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gblr.fitting.allocate import Choice
 from gblr.fitting.config import Config
+from gblr.fitting.precision import full_precision
 from gblr.fitting.threads import Tick, few_threads
 from gblr.matrices.base import StructuredMatrix
 
@@ -41,6 +42,7 @@ def rank_choices(config: Config, shape: tuple[int, int]) -> list[Choice]:
     return [Choice(rank, rank * sum(shape)) for rank in range(1, min(shape) + 1)]
 
 
+@full_precision()
 def fit(
     weight: Float[Tensor, "out in"], config: Config, gram: Float[Tensor, "in in"] | None = None
 ) -> StructuredMatrix:

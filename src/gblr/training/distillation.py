@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gblr.conversion.calibrate import batch_call, padding_of
+from gblr.conversion.calls import batch_call, padding_of
 from gblr.conversion.outputs import output_kind, output_tensor
 from gblr.training.objective import logits_of, own_loss, pair
 from gblr.training.train_config import Precision

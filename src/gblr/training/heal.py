@@ -2,13 +2,13 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gblr.atomic import write_json
 from gblr.conversion.checkpoint import load_, save_pretrained
@@ -49,16 +49,17 @@ def heal_(
     match: Match = "auto",
     temperature: float = 1.0,
     out: str | os.PathLike[str] | None = None,
-    sensitivity: bool = False,
+    sensitivity: bool | Mapping[str, Tensor] = False,
     max_growth: float = TRAINABLE_GROWTH,
 ) -> HealResult:
     """Brings the outputs of a converted `model` back to those of `teacher`, its dense original, in place.
 
     `batches` are inputs as the model is called with, without labels; a sequence, as they are read several times. First
     the structured layers are refitted one after the other, each to the dense layer's outputs on the inputs that the
-    compressed model gives it (`layers=False` skips this; `sensitivity` weighs outputs as in `convert_`). Then, with a
-    `config`, the whole model is trained to the teacher's outputs: logits by their Kullback-Leibler divergence at
-    `temperature`, hidden states by their relative squared error; `match="auto"` takes logits where the output has them.
+    compressed model gives it (`layers=False` skips this). `sensitivity` weighs outputs as in `convert_`; what the
+    report of that call has need not be measured again. Then, with a `config`, the whole model is trained to the
+    teacher's outputs: logits by their Kullback-Leibler divergence at `temperature`, hidden states by their relative
+    squared error; `match="auto"` takes logits where the output has them.
 
     The cost stays what it is. `structure="free"` lets blocks move and change size within it, or within the budget of
     `config` if that has one; any format can be healed.
@@ -101,7 +102,7 @@ def _check(model: nn.Module, teacher: nn.Module, batches: Sequence[Any]) -> None
 
 def _refit(
     model: nn.Module, teacher: nn.Module, batches: Sequence[Any], structure: Freedom, folder: Path | None,
-    sensitivity: bool, max_growth: float,
+    sensitivity: bool | Mapping[str, Tensor], max_growth: float,
 ) -> list[Refitted]:  # fmt: skip
     """With a folder, saved as it goes: what is done before is not done again."""
     if folder is None:

@@ -18,6 +18,7 @@ from gblr.models.load import LoadedModel
 from gblr.reports.record import save_record
 from gblr.workflows.block_ranks import with_block_rank
 from gblr.workflows.describe import describe_layers, describe_types, environment
+from gblr.workflows.measuring import note_on
 from gblr.workflows.model_source import lasting_source, module_folder
 from gblr.workflows.settings import TITLES, Settings, claimed
 from gblr.workflows.tasks import Task
@@ -40,6 +41,8 @@ def compress(
             f"{loaded.architecture} has neither here: training for {task.name} has a loss of its own. Leave it out."
         )
     settings = with_block_rank(settings, loaded.model)
+    if note := note_on(settings.precision, loaded.device):
+        say(note)
     with claimed(out, settings):
         return _compress(settings, loaded, task, out, command, say)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
+from gblr.workflows.measuring import PRECISIONS
 
 SETTINGS = "settings.json"  # the first file of a run
 METHODS: dict[str, type[Config]] = {
@@ -27,9 +28,10 @@ TITLES |= {"pixelfly": "Pixelfly", "blast": "BLAST"}
 class Settings:
     """`epochs=0` fits without training; `None` takes what suits the data. `heal` refits the layers one after the other
     on the calibration inputs. `sensitivity` measures on them what errors do to the model's outputs, and spends the cost
-    where that matters. `distill` is the share of the training loss that aims at the dense model's scores and not at the
-    labels; `None` takes what suits the data. `block_rank` is that of GBLR; `None` takes what suits the layers.
-    `baselines` are methods to compare with, of the same cost, calibration and training.
+    where that matters. `precision` is that of the model in these runs. `distill` is the share of the training loss that
+    aims at the dense model's scores and not at the labels; `None` takes what suits the data. `block_rank` is that of
+    GBLR; `None` takes what suits the layers. `baselines` are methods to compare with, of the same cost, calibration and
+    training.
     """
 
     model: str
@@ -40,6 +42,7 @@ class Settings:
     calibration: int = 256
     heal: bool = False
     sensitivity: bool = False
+    precision: str = "float32"
     distill: float | None = None
     block_rank: int | None = None
     include: tuple[str, ...] = ()
@@ -59,6 +62,8 @@ class Settings:
             if name not in METHODS and not (name == "dense" and self.from_scratch):
                 option = "--method" if name == self.method else "--baseline"
                 raise ValueError(f"{option}: unknown method {name!r}: choose from {', '.join(METHODS)}.")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"--precision is {' or '.join(PRECISIONS)}; got {self.precision!r}.")
         if not 0 < self.cost <= 1:
             raise ValueError(f"--cost is a fraction of the dense multiplications in (0, 1]; got {self.cost:g}.")
         epochs = "epochs" if self.from_scratch else "train"
@@ -72,6 +77,8 @@ class Settings:
             raise ValueError("--heal needs a trained model and calibration inputs: give --calibration 256, say.")
         if self.sensitivity and (self.from_scratch or not self.calibration):
             raise ValueError("--sensitivity is measured on calibration inputs: give --calibration 256, say.")
+        if self.precision != "float32" and (self.from_scratch or not self.calibration):
+            raise ValueError("--precision is that of calibration runs: give --calibration 256, say, or leave it out.")
         if self.distill and (self.from_scratch or self.epochs == 0):
             raise ValueError("--distill is a way to train a compressed model: give --train EPOCHS, too.")
 

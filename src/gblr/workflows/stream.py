@@ -22,6 +22,7 @@ from gblr.models.load import LoadedModel
 from gblr.workflows.block_ranks import with_block_rank
 from gblr.workflows.language_task import language_task
 from gblr.workflows.listing import list_layers
+from gblr.workflows.measuring import measuring, note_on
 from gblr.workflows.settings import Settings, claimed
 from gblr.workflows.task import Request, Task
 from gblr.workflows.text_choice import check_reads_text, reads_lines
@@ -52,7 +53,9 @@ def stream(settings: Settings, out: Path, say: Say = print) -> Report:
     settings = with_block_rank(settings, model)
     say(list_layers(model, settings))
     config = config_of(settings, settings.method)
-    with claimed(out, settings) if first else nullcontext():
+    if note := note_on(settings.precision, device := "cuda" if torch.cuda.is_available() else "cpu"):
+        say(note)
+    with claimed(out, settings) if first else nullcontext(), measuring(settings.precision, device):
         report = convert_streaming(source, out / "model", config, where_of(settings), batches)
     if first and loaded.tokenizer is not None and hasattr(loaded.tokenizer, "save_pretrained"):
         loaded.tokenizer.save_pretrained(out / "model")

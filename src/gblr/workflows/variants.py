@@ -5,12 +5,13 @@ import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gblr.atomic import write_json
 from gblr.conversion.checkpoint import load_, save_pretrained
@@ -31,6 +32,7 @@ from gblr.training.loop import train
 from gblr.training.rng import derived_seed, seed_all
 from gblr.training.schedules import SigmaSchedule
 from gblr.training.train_config import FITTED_STRUCTURE_LR, TrainConfig
+from gblr.workflows.measuring import measuring
 from gblr.workflows.settings import METHODS, Settings
 from gblr.workflows.tasks import Task
 from gblr.workflows.wording import counted
@@ -49,6 +51,7 @@ class Variant:
         self.folder, self.say = folder, say
         self.model: nn.Module = dense
         self.result: dict[str, Any] = {}
+        self._measured: dict[str, Tensor] = {}  # sensitivity, by layer
 
     @property
     def is_dense(self) -> bool:
@@ -104,22 +107,28 @@ class Variant:
             batches = list(self.task.calibration(self.settings.calibration))
             self.say(f"{counted(sum(map(num_samples, batches)), 'sample')} read for {what}")
         config, sensitivity = config_of(self.settings, self.method), self.settings.sensitivity
-        report = convert_(self.model, config, where_of(self.settings), batches, sensitivity=sensitivity)
+        with self._measuring():
+            report = convert_(self.model, config, where_of(self.settings), batches, sensitivity=sensitivity)
         self.result["errors"] = {row.layer: row.error for row in report.rows if row.error is not None}
         self.say(f"{counted(len(report), 'layer')} converted{_error(report)}")
+        self._measured = report.sensitivity
         save_pretrained(self.model, stored)
         write_json(errors, self.result["errors"])
 
     def _heal(self) -> None:
         batches = self.task.calibration(self.settings.calibration)
         # free: the blocks were placed by a fit just now, and what they are fitted to has changed
-        folder, sensitivity = self.folder / "healed", self.settings.sensitivity
-        healed = heal_(
-            self.model, self.dense, batches, structure="free", out=folder, sensitivity=sensitivity,
-            max_growth=growth_of(self.settings),
-        ).layers  # fmt: skip
+        folder, sensitivity = self.folder / "healed", self.settings.sensitivity and (self._measured or True)
+        with self._measuring():
+            healed = heal_(
+                self.model, self.dense, batches, structure="free", out=folder, sensitivity=sensitivity,
+                max_growth=growth_of(self.settings),
+            ).layers  # fmt: skip
         before, after = (sum(getattr(row, key) for row in healed) / len(healed) for key in ("error_before", "error"))
         self.say(f"layers refitted in order: mean error of their outputs {before:.3f} before, {after:.3f} after")
+
+    def _measuring(self) -> AbstractContextManager[Any]:
+        return measuring(self.settings.precision, next(self.dense.parameters()).device)
 
     def _train(self) -> None:
         config, loss = self._train_config(), self.task.loss
