@@ -8,6 +8,7 @@ from torch import nn
 from transformers import BartConfig, BartModel
 
 import gblr
+from gblr.conversion import refit_parts
 from gblr.conversion.block_runs import BlockRuns
 from gblr.conversion.refit import refit_layers_
 from gblr.conversion.refit_runs import collect_pairs, repeated_layers
@@ -161,3 +162,29 @@ def test_an_encoders_padding_says_nothing_of_its_decoder():
     for name, count in (("encoder.layers.0.fc1", 8), ("decoder.layers.0.fc1", 16)):
         runs = [BlockRuns(each, batch, [name]) for each in (model, copy.deepcopy(model))]
         assert collect_pairs(*runs, [name], set())[name].whole().count == count
+
+
+@pytest.mark.parametrize("sensitivity", [False, True])
+@pytest.mark.parametrize(
+    "config", [gblr.LowRankConfig(0.9), gblr.GaudiConfig(0.5), gblr.GaudiConfig(0.9, block_rank=4)]
+)
+def test_models_in_float64_are_refitted_in_float64(config, sensitivity, monkeypatch):
+    """No goal, Gram matrix or block passes through float32."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)).double()
+    model, batches = copy.deepcopy(teacher), [torch.randn(64, 16, dtype=torch.float64)]
+    gblr.convert_(model, config, gblr.linear_layers(include=("0", "2")), batches)
+    dtypes = set()
+
+    def seen(function):
+        def call(*args, **kwargs):
+            dtypes.update(a.dtype for a in args if isinstance(a, torch.Tensor) and a.dim() > 1)  # no budgets
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("fit_batch", "refit_batch", "squared_error"):
+        monkeypatch.setattr(refit_parts, name, seen(getattr(refit_parts, name)))
+    refit_layers_(model, teacher, batches, "free", sensitivity=sensitivity)
+    assert dtypes == {torch.float64}
+    assert {p.dtype for p in model.parameters()} <= {torch.float64, torch.float32}  # structure is kept in float32

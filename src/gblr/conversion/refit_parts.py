@@ -67,13 +67,18 @@ class Part:
         self.rows = rows.to(self.goal)
         self.size = self._error(0 * self.goal)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it is fitted: that of the layer, float32 at least."""
+        return torch.promote_types(next(self.layer.parameters()).dtype, torch.float32)
+
     def _error(self, weight: Tensor) -> float:
         return float(squared_error((self.rows[:, None] * (weight - self.goal))[None], self.gram[None]))
 
     def take(self, fitted: StructuredMatrix) -> None:
         """The new matrix, unless it is worse than the present one; with the bias that belongs to it."""
         if self.sensitivity is not None:
-            fitted = fitted.scale_rows((1 / self.rows).float())
+            fitted = fitted.scale_rows((1 / self.rows).to(self.dtype))
         self.errors = [self._error(m.to(torch.float64).to_dense()) for m in (self.matrix, fitted)]
         if not self.errors[1] < self.errors[0]:
             fitted, self.errors[1] = self.matrix, self.errors[0]
@@ -103,7 +108,7 @@ def _groups(parts: Sequence[Part], structure: Freedom) -> Iterator[list[Part]]:
     groups: dict[Any, list[Part]] = {}
     for i, part in enumerate(parts):
         together = _is_free(part, structure) and part.matrix.num_mults > 0
-        key = (part.goal.shape, _fitted_by(part)) if together else i
+        key = (part.goal.shape, part.dtype, _fitted_by(part)) if together else i
         groups.setdefault(key, []).append(part)
     yield from groups.values()
 
@@ -124,8 +129,8 @@ def _fit(parts: Sequence[Part], structure: Freedom, max_growth: float) -> list[S
     first = parts[0].matrix
     if not first.num_mults:
         return [part.matrix for part in parts]  # a layer that was given nothing stays so
-    goals = torch.stack([(part.rows[:, None] * part.goal).float() for part in parts])
-    gram = torch.stack([part.gram.float() for part in parts])
+    goals = torch.stack([(part.rows[:, None] * part.goal).to(part.dtype) for part in parts])
+    gram = torch.stack([part.gram.to(part.dtype) for part in parts])
     if isinstance(first, GBLRMatrix) and not _is_free(parts[0], structure):
         return [_with_new_contents(_scaled(parts[0]), goals, gram)]
     budget = torch.tensor([float(part.matrix.num_mults) for part in parts], device=goals.device)
@@ -147,7 +152,8 @@ def _with_new_contents(matrix: GBLRMatrix, goal: Tensor, gram: Tensor) -> GBLRMa
 def _blocks(matrix: Any) -> Blocks:
     s = matrix.structure
     sides = [side.long()[None] for side in (s.row_location, s.row_width, s.col_location, s.col_width)]
-    return Blocks(matrix.u.float()[None], matrix.v.float()[None], *sides)
+    u, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (matrix.u, matrix.v))
+    return Blocks(u[None], v[None], *sides)
 
 
 def _matrix(layer: Any) -> StructuredMatrix:
