@@ -2,9 +2,9 @@
 
     python benchmarks/bench_calibration.py --model FILE.gguf --data DIR --out docs/results/calibration.json
 
-The first blocks of a language model, low rank at half of the cost, windows of Wikipedia articles; each part by itself,
-the two precisions in turn, medians. "difference" is how far the refitted model's outputs are from the dense ones, on
-windows that were not used, relative to their size. `--float32` leaves bfloat16 out, as releases before it had none.
+The first blocks of a language model without its head, low rank at half of the cost, windows of Wikipedia articles; each
+part by itself, the two precisions in turn, medians. "difference" is how far the refitted model's outputs are from the
+dense ones, on windows that were not used, relative to their size. `--float32` leaves bfloat16 out: to compare releases.
 """
 
 import argparse
@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    dense = load_model(args.model).model.float().eval().requires_grad_(False)
-    dense.model.layers = dense.model.layers[: args.blocks]
+    dense: Any = load_model(args.model).model.float().eval().requires_grad_(False).model
+    dense.layers = dense.layers[: args.blocks]
     task = load_text_task("smollm2", args.data, args.cache, args.model)
     batches, unseen = task.calibration(args.windows), task.calibration(args.windows + 8)[-2:]
     rows: dict[str, list[dict[str, float]]] = {"float32": [], "bfloat16": []}
@@ -74,7 +74,7 @@ def measured(
     both = seconds(around, lambda: gblr.convert_(weighed, config, calibration=batches, sensitivity=True))
     refit = seconds(around, lambda: gblr.heal_(plain, dense, batches))
     with torch.no_grad():
-        pairs = [(dense.model(**batch)[0], plain.model(**batch)[0]) for batch in unseen]
+        pairs = [(dense(**batch)[0], plain(**batch)[0]) for batch in unseen]
     missing = sum(float((a - b).square().sum()) for a, b in pairs)
     size = sum(float(a.square().sum()) for a, _ in pairs)
     return {

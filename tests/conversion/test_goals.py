@@ -65,6 +65,17 @@ def test_halves_are_samples_of_every_batch_and_add_up(generator):
     torch.testing.assert_close(both.centred().gram, (x - x.mean(0)).T @ (x - x.mean(0)))
 
 
+def test_sums_of_float32_are_as_good_as_those_of_float64_even_around_large_means(generator):
+    """Products about zero would leave nothing of these variances but rounding."""
+    x = (randn(500, 6, generator=generator) + 3000).float()
+    y = (x.double() @ randn(6, 4, generator=generator) + 1e4).float()
+    found, exact = (seen(*pair, 100).whole().centred() for pair in ((x, y), (x.double(), y.double())))
+    for name in ("gram", "cross", "squares"):
+        torch.testing.assert_close(getattr(found, name), getattr(exact, name), rtol=1e-3, atol=1e-2)
+    naive = (x.T @ x).double() - torch.outer(x.double().sum(0), x.double().sum(0)) / len(x)
+    assert float((naive - exact.gram).abs().max()) > 10
+
+
 @pytest.mark.parametrize(("rows", "scale"), [(1, 1.0), (4, 0.0)])
 def test_the_dense_weight_stays_where_nothing_can_be_told(rows, scale, generator):
     """One sample, so that a half is empty; inputs of zeros."""

@@ -34,37 +34,48 @@ class BlockRuns:
     """`go_to` a layer, then `run` batches; hooks may end a run early by raising.
 
     `layers` are the names of those that will be gone to, in the order in which they run. Weights of blocks that were
-    passed must not change any more. Hidden states of all batches are kept, of one block.
+    passed must not change any more. Hidden states of all batches are kept, of one block. With `fixed`, no weights
+    change at all: then runs that reach the end of a block need not be made again to pass it.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], layers: Sequence[str]):
-        self.model, self.batches = model, batches
+    def __init__(self, model: nn.Module, batches: Sequence[Any], layers: Sequence[str], fixed: bool = False):
+        self.model, self.batches, self.fixed = model, batches, fixed
         found, _ = largest_list(model, dict.fromkeys(layers, 1))
         self.blocks = [] if found is None else block_names(model, found)
         self.at: int | None = None  # the block that `run` runs; None: all of the model
         self.next, self.calls, self.hidden = 0, [], []  # type: ignore[var-annotated]
         self.form: int | None = None  # of what blocks give, see `form_of`
+        self.given: dict[int, Tensor] = {}  # by block `at`, for the batches that were run to its end
         if len(self.blocks) < 2 or not self._is_chain():
             self.blocks = []
+        self.last = {block: name for name in layers for block in self.blocks if name.startswith(f"{block}.")}
+
+    def ends_with(self, layers: Sequence[str]) -> bool:
+        """Whether what these layers give is all but what the block gives, so that it is worth a run to its end."""
+        return self.fixed and self.at is not None and self.last.get(self.blocks[self.at]) in layers
 
     def go_to(self, layer: str) -> None:
         found = next((i for i, name in enumerate(self.blocks) if f"{layer}.".startswith(f"{name}.")), None)
         self.at = found
         if found is None:  # a layer that is to change: what blocks are called with may come from it
-            self.next, self.calls, self.hidden = 0, [], []
+            self.next, self.calls, self.hidden, self.given = 0, [], [], {}
             return
         if not self.calls:
             self._record()
         while self.next < found:
-            self.hidden = [hidden_of(self._block(self.next, number)) for number in range(len(self.batches))]
+            numbers, given = range(len(self.batches)), self.given
+            self.hidden = [given.pop(i) if i in given else hidden_of(self._block(self.next, i)) for i in numbers]
             self.next += 1
+        self.given = {}
 
     def run(self, number: int) -> None:
         """As much of the model as is needed for that batch."""
         if self.at is None:
             batch_call(self.model, self.batches[number])
         else:
-            self._block(self.at, number)
+            given = hidden_of(self._block(self.at, number))
+            if self.fixed:
+                self.given[number] = given
 
     def _block(self, block: int, number: int) -> Any:
         args, kwargs = self.calls[number][block]

@@ -70,7 +70,7 @@ def refit_layers_(
         every = [name for names in sets for name in names]
         repeated = repeated_layers(model, teacher, every, batches[0])
         rows = {} if sensitivity is False else _sensitivity(teacher, every, batches, sensitivity)
-        runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every)
+        runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every, fixed=True)
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
                 seen, before = collect_pairs(*runs, names, repeated, tick), structured_layers(model)

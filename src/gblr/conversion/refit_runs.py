@@ -108,6 +108,7 @@ def _run(
 ) -> dict[str, list[Tensor]]:
     """What `read` finds at each call of the layers. Ends the run once all were met, where they are called but once."""
     kept: dict[str, list[Tensor]] = {}
+    ends_early = ends_early and not runs.ends_with(names)
     with ExitStack() as stack:
         for name in names:
 
