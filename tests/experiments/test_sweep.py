@@ -13,7 +13,7 @@ from gblr.experiments.field import Place
 from gblr.experiments.publishing import stored_runs
 from gblr.experiments.run import Run
 from gblr.experiments.store import Store, write
-from gblr.experiments.sweep import Sweep, parse, perform, smoke_runs, with_best_rate
+from gblr.experiments.sweep import Sweep, listing, parse, perform, smoke_runs, with_best_rate
 from gblr.experiments.vision import VISION as FIELD
 from gblr.experiments.vision import main
 from tests.shape_hook import shapes_unchecked
@@ -213,10 +213,21 @@ def test_runs_are_made_again_if_a_later_trial_found_a_better_rate(tmp_path):
     assert DENSE_RUN not in sweep(tmp_path, recipe, runs).waiting
     made("trial-vit384-dense-lr0.001", 1e-3, 69.0)
     assert DENSE_RUN not in sweep(tmp_path, recipe, runs).waiting
+    assert listing(runs, store, FIELD)[-2:] == [f"{DENSE_RUN}  (there, rate 0.0005)", f"1 of {len(runs)} left"]
     made("trial-vit384-dense-lr0.002", 2e-3, 71.0)
     assert sweep(tmp_path, recipe, runs).waiting == [DENSE_RUN]
+    assert "0.002 is now the best rate" in listing(runs, store, FIELD)[-2]
     made(DENSE_RUN, 2e-3, 84.0)
     assert sweep(tmp_path, recipe, runs).waiting == []
+    assert listing(runs, store, FIELD)[-1] == f"0 of {len(runs)} left"
+
+
+def test_the_list_of_runs_tells_which_are_left(tmp_path, capsys):
+    assert main(cifar10_vit.RECIPE, ["--list", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = list(cifar10_vit.runs(3))
+    assert lines == [*names, f"{len(names)} of {len(names)} left"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_without_a_file_of_the_recipe_has_nothing_published(tmp_path):

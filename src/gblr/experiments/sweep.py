@@ -27,7 +27,7 @@ def main(recipe: Recipe, field: Field, arguments: Sequence[str] | None = None) -
     args = parse(recipe, field, arguments)
     runs = chosen(recipe, field, args)
     if args.list:
-        print("\n".join(runs))
+        print("\n".join(listing(runs, _store(recipe, args), field)))
         return 0
     if args.check or args.write_check:
         return check(recipe.name, smoke_runs(runs, field), field, field.smoke_task(recipe), write=args.write_check)
@@ -55,7 +55,7 @@ def parse(recipe: Recipe, field: Field, arguments: Sequence[str] | None) -> argp
     parser.add_argument("--published", type=Path, metavar="DIR", help="runs in its result files are not made again")
     parser.add_argument("--model", default=recipe.model, help="trained network, for recipes that start from one")
     parser.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs: slow, for debugging")
-    parser.add_argument("--list", action="store_true", help="names of the runs")
+    parser.add_argument("--list", action="store_true", help="names of the runs, and which are there already")
     parser.add_argument("--smoke", action="store_true", help="tiny networks, generated data, this process: seconds")
     parser.add_argument("--check", action="store_true", help="compare a tiny version with its stored result")
     parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # all runs, tiny, as processes
@@ -91,6 +91,29 @@ def _store(recipe: Recipe, args: argparse.Namespace) -> Store:
         raise ValueError(f"--published {args.published} is no folder; give the one with {recipe.result_file}.")
     file = args.published / recipe.result_file
     return Store(args.out / recipe.place, file if file.exists() else None)
+
+
+def listing(runs: Mapping[str, Any], store: Store, field: Field) -> list[str]:
+    """A line for each run, and how many are left to be made; of those that are there, with their rates."""
+    lines, left = [], 0
+    for name, run in runs.items():
+        if not store.has(name):
+            left += 1
+            lines.append(name)
+        elif is_outdated(run, name, store, field):
+            left += 1
+            lines.append(f"{name}  (there, but {with_best_rate(run, store, field)[0].lr:g} is now the best rate)")
+        else:
+            lines.append(f"{name}  (there, rate {store.rate(name):g})")
+    return [*lines, f"{left} of {len(runs)} left"]
+
+
+def is_outdated(run: Any, name: str, store: Store, field: Field) -> bool:
+    """A result that is there was made with a rate that is no longer the best of its trials."""
+    if not store.has(name):
+        return False
+    best, trials = with_best_rate(run, store, field)
+    return bool(trials) and store.rate(name) != best.lr
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------
@@ -161,15 +184,9 @@ class Sweep:
         self.store.folder.mkdir(parents=True, exist_ok=True)
         self.deadline = time.time() + self.args.time if self.args.time else float("inf")
         self.last_start = min(self.deadline, time.time() + self.args.start if self.args.start else float("inf"))
-        self.outdated = [name for name in self.runs if self._is_outdated(name)]
+        self.outdated = [name for name, run in self.runs.items() if is_outdated(run, name, self.store, self.area)]
         self.waiting = [name for name in self.runs if not self.store.has(name) or name in self.outdated]
         self.told = time.time()
-
-    def _is_outdated(self, name: str) -> bool:
-        if not self.store.has(name):
-            return False
-        best, trials = with_best_rate(self.runs[name], self.store, self.area)
-        return bool(trials) and self.store.rate(name) != best.lr
 
     def go(self) -> int:
         print(f"{len(self.runs)} runs, {len(self.runs) - len(self.waiting)} of them there already", flush=True)
