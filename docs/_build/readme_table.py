@@ -13,7 +13,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from language_tables import distilled_by_cost, untrained_by_cost
-from results_tables import COMMANDS, RESULTS, Record, cifar10, command_results, markdown_table
+from results_tables import COMMANDS, RESULTS, cifar10
+from speed_tables import command_results
+from table_text import Record, markdown_table
 from vision_tables import by_cost, converted_and_tuned
 
 README = Path(__file__).parents[2] / "README.md"

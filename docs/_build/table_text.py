@@ -1,9 +1,10 @@
 """Tables as Markdown: what all files that make them share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Record = dict[str, Any]
+Column = tuple[str, str, str]  # heading, key of a row, how to format its value
 
 
 def cell(row: Record, key: str, digits: str) -> str:
@@ -18,3 +19,11 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], num_l
     """The first `num_left` columns to the left, all others to the right."""
     rule = ["---" if i < num_left else "---:" for i in range(len(headings))]
     return "\n".join("| " + " | ".join(line) + " |" for line in (headings, rule, *rows))
+
+
+def all_rows(columns: Sequence[Column], num_left: int = 0) -> Callable[[Record], str]:
+    def table(record: Record) -> str:
+        rows = [[cell(row, key, digits) for _, key, digits in columns] for row in record["rows"]]
+        return markdown_table([heading for heading, _, _ in columns], rows, num_left)
+
+    return table
