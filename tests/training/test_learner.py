@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -338,6 +339,37 @@ def test_weights_by_gradient_do_not_hang_on_frozen_layers():
     weights = learner._weights()
     assert not weights[:, 20:].any()
     assert weights[:, :20].mean() > 0.5 and weights[:, :20].std() > 0.3
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}])
+def test_a_layer_that_begins_to_learn_later_weighs_as_much_as_its_twin(options):
+    """Its mean square of gradients is small at first, as it began at 0, and not because its widths matter less."""
+    torch.manual_seed(0)
+    twins = nn.ModuleList([GaudiLinear(12, 8)])
+    twins.append(copy.deepcopy(twins[0]))
+    twins[1].width_frac.requires_grad_(False)
+    optimizer = torch.optim.AdamW(twins.parameters(), 0.0, **options)  # nothing moves: gradients stay equal
+    sigma = SigmaSchedule.constant(math.inf)
+    learner = learner_of(twins, optimizer, budget=Budget(relative_cost=1.0), sigma=sigma)
+    for step in range(7):
+        twins[1].width_frac.requires_grad_(step >= 5)
+        sum(twin(ROWS).square().mean() for twin in twins).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    first, second = learner._weights().chunk(2, dim=1)
+    assert torch.allclose(first, second, rtol=1e-3) and first.std() > 0.1
+
+
+def test_groups_may_be_taken_from_the_optimizer():
+    model = mlp()
+    learner = learner_of(model, budget=Budget(relative_cost=0.3, method="shrinkage"))
+    train(learner, model, steps=4)
+    del learner.optimizer.param_groups[0]
+    train(learner, model, steps=4)
+    assert learner.relative_cost <= 0.3
+    del learner.optimizer.param_groups[-1]
+    with raises_value_error("does not hold", "2 layers", "'0'"):
+        one_step(model, learner.optimizer)
 
 
 def test_layers_that_no_gradient_has_reached_are_no_reason_to_stop():
