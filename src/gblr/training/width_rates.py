@@ -101,7 +101,9 @@ class WidthRates:
         on_device = any(isinstance(step, Tensor) and not step.is_cpu for step in steps)  # captured, fused: never read
         device = like.device if on_device else torch.device("cpu")
         counts = [
-            step.to(device, non_blocking=True) if isinstance(step, Tensor) else torch.full((), float(step), device=device)
+            step.to(device, non_blocking=True)
+            if isinstance(step, Tensor)
+            else torch.full((), float(step), device=device)
             for step in steps
         ]
         exponents = torch.stack(torch._foreach_mul(counts, [math.log(max(float(beta), 1e-30)) for beta in betas]))
