@@ -393,6 +393,16 @@ def test_an_optimizer_that_does_not_measure_gradients_needs_other_weights():
     assert learner.relative_cost <= 0.3
 
 
+def test_widths_that_are_no_longer_the_optimizers_are_told():
+    """As after loading with `assign=True`, which puts new parameters in place of those that it holds."""
+    model = mlp()
+    learner = learner_of(model)
+    train(learner, model, steps=1)
+    model.load_state_dict(snapshot(model), assign=True)
+    with raises_value_error("does not hold", "2 layers", "'0'"):
+        train(learner, model, steps=1)
+
+
 def test_the_default_shrinkage_takes_a_whole_axis_away_in_three_percent_of_the_steps():
     model = still_model(1.0)
     budget = Budget(relative_cost=0.001, method="shrinkage", weights="equal", end=1.0)

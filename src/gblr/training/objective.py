@@ -160,7 +160,13 @@ def pair(batch: Any) -> tuple[Tensor, Tensor]:
             "a batch must be (inputs, labels) or a mapping of the model's keyword arguments; got "
             f"{type(batch).__name__}. Give `loss` (and `evaluate`) for any other."
         )
-    return batch[0], batch[1]
+    inputs, labels = batch
+    if not isinstance(labels, Tensor) or labels.dim() == 0:
+        raise TypeError(
+            f"the labels of a batch are a tensor with one for each sample; got {labels!r}. Samples in a list become "
+            "batches by DataLoader(samples, batch_size=...)."
+        )
+    return inputs, labels
 
 
 def logits_of(output: Any) -> Tensor:

@@ -82,6 +82,7 @@ class WidthRates:
         for place, layer in zip(self._places, self._layers, strict=True):
             state = place[0].state.get(layer.width_frac, {}) if place else {}
             if place and layer.width_frac.grad is not None and "exp_avg_sq" not in state:
+                self._found_places()  # tells if these widths are no longer the optimizer's
                 raise ValueError(
                     f"{type(place[0]).__name__} keeps no mean square of gradients (`exp_avg_sq`), by which widths are "
                     'weighed; use Adam or AdamW for the structure, or `Budget(..., weights="equal")`.'
