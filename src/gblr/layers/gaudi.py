@@ -203,8 +203,8 @@ class GaudiModule(nn.Module):
         before = self._marks
         if before is None or now[:2] != before[:2]:
             return
-        if now[3] == before[3] and can_read_values(self.sigma):
-            self.set_sigma(_stored(self.sigma))
+        if now[3] == before[3] and can_read_values(self.sigma) and (sigma := _stored(self.sigma)) > 0:
+            self.set_sigma(sigma)  # loading tells of one that makes no mask
         self._mark_tables()
 
     def _tables(self, sigma: float, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -312,6 +312,7 @@ class GaudiModule(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves with the module; casts reach the contents only."""
+        self._follow_sigma()  # what comes out of this is marked anew
         kept = {name: getattr(self, name).detach() for name in self._structure_names}
         super()._apply(fn, recurse)
         for name, before in kept.items():
@@ -323,6 +324,10 @@ class GaudiModule(nn.Module):
                 after.grad = grad
         self._mark_tables()
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._follow_sigma()
+        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
