@@ -393,6 +393,12 @@ def test_an_optimizer_that_does_not_measure_gradients_needs_other_weights():
     assert learner.relative_cost <= 0.3
 
 
+@pytest.mark.parametrize("name", ["budget", "sigma"])
+def test_plain_numbers_in_place_of_budget_and_schedule_are_told(name):
+    with shapes_unchecked(), pytest.raises(TypeError, match=f"`{name}` must be a gblr.*0.3"):
+        learner_of(mlp(), **{name: 0.3})
+
+
 def test_widths_that_are_no_longer_the_optimizers_are_told():
     """As after loading with `assign=True`, which puts new parameters in place of those that it holds."""
     model = mlp()
