@@ -143,6 +143,18 @@ def test_a_model_that_is_one_layer_comes_back(tmp_path):
     assert_refused(nn.Linear(8, 12), tmp_path, "GaudiLinear", "Linear")
 
 
+def test_an_average_over_state_dicts_with_infinite_sigmas_comes_back(tmp_path):
+    """Torch's formula for it gives NaN."""
+    model = nn.Sequential(GaudiLinear(12, 16))
+    average = copy.deepcopy(model).requires_grad_(False)
+    average[0].set_sigma(1.0)
+    for _ in range(2):
+        torch._foreach_lerp_(list(average.state_dict().values()), list(model.state_dict().values()), 0.5)
+    save_pretrained(average, tmp_path)
+    found = load_(nn.Sequential(nn.Linear(12, 16)), tmp_path)
+    assert float(found[0].sigma) == torch.inf and torch.equal(found[0].weight, average[0].weight)
+
+
 def test_a_layer_without_live_blocks_comes_back(tmp_path):
     empty = GBLRMatrix.from_low_rank(torch.zeros(0, 16), torch.zeros(0, 12))
     model = small()

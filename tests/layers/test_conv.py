@@ -264,3 +264,9 @@ def test_a_model_that_reads_the_stride_of_its_convolutions_can_be_converted():
     expected = model(images).logits
     gblr.harden_(model)
     assert_close(model(images).logits, expected)
+
+
+def test_a_bias_of_another_size_is_refused():
+    layer = GaudiConv2d(3, 5, 3)
+    with raises_value_error("`bias`", "(5,)", "(4,)"):
+        StructuredConv2d(layer.to_matrix(), layer.geometry, torch.zeros(4))

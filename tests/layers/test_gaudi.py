@@ -175,6 +175,52 @@ def test_a_new_sigma_of_one_layer_leaves_others_alone():
     assert torch.equal(second.weight, expected)
 
 
+@pytest.mark.parametrize("rounding", [True, False])
+@pytest.mark.parametrize("last", [20.0, math.inf])
+def test_masks_of_an_average_over_the_state_dict_follow_its_sigma(rounding, last):
+    """As timm's ModelEma makes it: tables are not in the state dict, and an average of infinities is NaN."""
+    layer = random_gaudi(sigma=1.0, rounding=rounding).requires_grad_(False)
+    average = copy.deepcopy(layer)
+    average.weight  # noqa: B018  evaluated before the first update
+    for sigma in (2.0, last, last, last):
+        layer.set_sigma(sigma)
+        torch._foreach_lerp_(list(average.state_dict().values()), list(layer.state_dict().values()), 0.5)
+    stored = {name: value.clone() for name, value in average.state_dict().items()}
+    expected = copy.deepcopy(layer)
+    expected.set_sigma(math.inf if last == math.inf else float(stored["sigma"]))
+    assert_close(average.weight, expected.weight)
+    assert float(average.sigma) == float(expected.sigma)
+    layer.load_state_dict(stored)
+    assert torch.equal(layer.weight, average.weight)
+
+
+def reloaded(layer: GaudiLinear) -> GaudiLinear:
+    layer.load_state_dict(copy.deepcopy(layer.state_dict()), assign=True)
+    return layer
+
+
+@pytest.mark.parametrize("change", [copy.deepcopy, nn.Module.double, nn.Module.bfloat16, reloaded])
+def test_masks_follow_a_sigma_that_is_written_to_before_or_after_a_move(change):
+    for changes in ((change, lambda layer: layer), (lambda layer: layer, change)):
+        layer = changes[0](random_gaudi(sigma=1.0))
+        layer.state_dict()["sigma"].fill_(5.0)
+        layer = changes[1](layer)
+        assert relative_error(layer.weight, dense_weight(layer).float()) < (
+            0.01 if layer.u.dtype.itemsize == 2 else 1e-4
+        )
+
+
+def test_a_call_with_the_state_of_another_layer_changes_no_table():
+    """A teacher by `functional_call`, between the forward and the backward pass of its student."""
+    layer, x = random_gaudi(sigma=3.0), torch.randn(FEW, 12)
+    teacher = {name: value.clone() for name, value in layer.state_dict().items()}
+    teacher["sigma"].add_(1.0)
+    loss = layer(x).square().mean()
+    torch.func.functional_call(layer, teacher, (x,))
+    loss.backward()
+    assert float(layer.sigma) == 3.0 and relative_error(layer.weight, dense_weight(layer).float()) < 1e-4
+
+
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan])
 def test_a_sigma_that_means_nothing_is_refused(sigma):
     layer = random_gaudi(sigma=4.0)

@@ -29,7 +29,8 @@ def test_outputs_of_the_parts_stand_side_by_side(bias, shape, generator):
 @pytest.mark.parametrize("bias", [True, False])
 def test_weight_and_bias_are_those_of_the_fused_layer(bias, generator):
     layer, x = make(bias), torch.randn(4, 12, generator=generator)
-    assert layer.weight.shape == (24, 12) and (layer.bias is not None) == bias
+    assert layer.weight.shape == (layer.out_features, layer.in_features) == (24, 12)
+    assert (layer.bias is not None) == bias
     assert_close(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
     dense = layer.to_dense_layer()
     assert type(dense) is nn.Linear and (dense.bias is not None) == bias

@@ -4,6 +4,7 @@ import pytest
 
 from gblr.training.budget import Budget
 from tests.helpers import raises_value_error
+from tests.shape_hook import shapes_unchecked
 
 
 @pytest.mark.parametrize(("method", "end"), [("projection", 0.6), ("shrinkage", 0.9)])
@@ -51,3 +52,8 @@ def test_the_clock_and_the_rest_of_the_model_need_example_inputs(budget, needed)
 def test_bad_budgets_are_refused(options, words):
     with raises_value_error(*words):
         Budget(**options)
+
+
+def test_a_budget_that_is_text_is_told():
+    with shapes_unchecked(), pytest.raises(TypeError, match=r"`relative_cost` must be a number; got '0\.3'"):
+        Budget(relative_cost="0.3")

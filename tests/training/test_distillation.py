@@ -1,5 +1,7 @@
 """Losses between labels and a teacher."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch.utils.data import TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gblr
-from gblr.training.distillation import TaughtLoss, divergence
+from gblr.training.distillation import TaughtLoss, distillation_loss, divergence
 from tests.helpers import raises_value_error
 
 SMOOTHING = 0.1
@@ -50,6 +52,36 @@ def test_scores_of_positions_have_their_classes_along_axis_1(size, generator):
     each = (aimed.exp() * (aimed - found)).sum(1)
     expected = 0.7 * nn.functional.cross_entropy(model(x), labels) + 0.3 * 4.0 * each.mean()
     torch.testing.assert_close(loss, expected)
+
+
+class Segmenter(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.conv = nn.Conv2d(3, 5, 1)
+
+    def forward(self, pixel_values, labels=None):
+        logits = self.conv(pixel_values)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return SimpleNamespace(logits=logits, loss=loss)
+
+
+def test_pixels_of_images_have_their_classes_along_axis_1_in_mappings_too(generator):
+    """As the segmentation models of transformers give them."""
+    model, teacher = Segmenter(0), Segmenter(1)
+    x, labels = torch.randn(2, 3, 4, 6, generator=generator), torch.randint(5, (2, 4, 6), generator=generator)
+    by_pairs = TaughtLoss(teacher.conv, 0.3)(model.conv, (x, labels))
+    torch.testing.assert_close(TaughtLoss(teacher, 0.3)(model, {"pixel_values": x, "labels": labels}), by_pairs)
+    alone = TaughtLoss(teacher.conv, 1.0, temperature=2.0)(model.conv, (x, labels))
+    for batch in (x, (x,), {"pixel_values": x}):
+        torch.testing.assert_close(distillation_loss(teacher, temperature=2.0)(model, batch), alone)
+
+
+def test_a_batch_without_a_label_is_taught_by_the_teacher_alone(generator):
+    model, teacher, (x, labels) = classifier(0), classifier(1), labelled(generator)
+    none = torch.full_like(labels, -100)
+    expected = 0.3 * TaughtLoss(teacher, 1.0)(model, (x, none))
+    torch.testing.assert_close(TaughtLoss(teacher, 0.3)(model, (x, none)), expected)
 
 
 def test_the_teacher_alone_needs_no_labels(generator):

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -340,6 +341,37 @@ def test_weights_by_gradient_do_not_hang_on_frozen_layers():
     assert weights[:, :20].mean() > 0.5 and weights[:, :20].std() > 0.3
 
 
+@pytest.mark.parametrize("options", [{}, {"fused": True}])
+def test_a_layer_that_begins_to_learn_later_weighs_as_much_as_its_twin(options):
+    """Its mean square of gradients is small at first, as it began at 0, and not because its widths matter less."""
+    torch.manual_seed(0)
+    twins = nn.ModuleList([GaudiLinear(12, 8)])
+    twins.append(copy.deepcopy(twins[0]))
+    twins[1].width_frac.requires_grad_(False)
+    optimizer = torch.optim.AdamW(twins.parameters(), 0.0, **options)  # nothing moves: gradients stay equal
+    sigma = SigmaSchedule.constant(math.inf)
+    learner = learner_of(twins, optimizer, budget=Budget(relative_cost=1.0), sigma=sigma)
+    for step in range(7):
+        twins[1].width_frac.requires_grad_(step >= 5)
+        sum(twin(ROWS).square().mean() for twin in twins).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    first, second = learner._weights().chunk(2, dim=1)
+    assert torch.allclose(first, second, rtol=1e-3) and first.std() > 0.1
+
+
+def test_groups_may_be_taken_from_the_optimizer():
+    model = mlp()
+    learner = learner_of(model, budget=Budget(relative_cost=0.3, method="shrinkage"))
+    train(learner, model, steps=4)
+    del learner.optimizer.param_groups[0]
+    train(learner, model, steps=4)
+    assert learner.relative_cost <= 0.3
+    del learner.optimizer.param_groups[-1]
+    with raises_value_error("does not hold", "2 layers", "'0'"):
+        one_step(model, learner.optimizer)
+
+
 def test_layers_that_no_gradient_has_reached_are_no_reason_to_stop():
     model = nn.ModuleDict({"used": mlp(), "unused": GaudiLinear(6, 6)})
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)  # holds the widths of all, frozen or not
@@ -359,6 +391,22 @@ def test_an_optimizer_that_does_not_measure_gradients_needs_other_weights():
     learner = learner_of(model, learner.optimizer, budget=Budget(relative_cost=0.3, weights="equal"))
     train(learner, model)
     assert learner.relative_cost <= 0.3
+
+
+@pytest.mark.parametrize("name", ["budget", "sigma"])
+def test_plain_numbers_in_place_of_budget_and_schedule_are_told(name):
+    with shapes_unchecked(), pytest.raises(TypeError, match=f"`{name}` must be a gblr.*0.3"):
+        learner_of(mlp(), **{name: 0.3})
+
+
+def test_widths_that_are_no_longer_the_optimizers_are_told():
+    """As after loading with `assign=True`, which puts new parameters in place of those that it holds."""
+    model = mlp()
+    learner = learner_of(model)
+    train(learner, model, steps=1)
+    model.load_state_dict(snapshot(model), assign=True)
+    with raises_value_error("does not hold", "2 layers", "'0'"):
+        train(learner, model, steps=1)
 
 
 def test_the_default_shrinkage_takes_a_whole_axis_away_in_three_percent_of_the_steps():

@@ -28,6 +28,11 @@ def test_labels_are_those_of_the_mirrored_sample():
     assert_close(targets, torch.tensor([[0.75, 0, 0.25], [0, 0.75, 0.25], [0, 0.25, 0.75], [0.25, 0, 0.75]]))
 
 
+def test_labels_may_be_probabilities_already():
+    hot = torch.nn.functional.one_hot(LABELS, 3).float()
+    assert_close(mix_targets(hot, 3, Mix(0.75)), mix_targets(LABELS, 3, Mix(0.75)))
+
+
 def test_cutmix_changes_the_box_and_nothing_else():
     mixed = mix_inputs(IMAGES, Mix(0.5, box=(1, 4, 2, 7)))
     inside = torch.zeros(6, 8, dtype=torch.bool)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gblr.training.objective import default_sums, mean_metrics
+from gblr.training.objective import Objective, default_sums, mean_metrics
+from gblr.training.train_config import TrainConfig
 
 NO_LABEL = -100
 
@@ -77,6 +78,28 @@ def test_samples_without_a_label_do_not_count(generator):
     found = evaluated(model, [(x[:32], labels[:32]), (x[32:], labels[32:])])
     assert found["loss"] == pytest.approx(nn.functional.cross_entropy(model(x), labels).item(), rel=1e-6)
     assert found["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["pairs", "mappings"])
+def test_a_training_batch_without_a_label_has_a_loss_and_gradients_of_0(kind, label_smoothing, generator):
+    """The mean over no label is NaN, and a run with such a loss would end."""
+    head, x, none = classifier(), torch.randn(8, 16, generator=generator), torch.full((8,), NO_LABEL)
+    own = kind == "mappings"
+    objective = Objective(TrainConfig(label_smoothing=0.0 if own else label_smoothing))
+    loss = objective(OwnLoss(head) if own else head, {"x": x, "labels": none} if own else (x, none), 0)
+    loss.backward()
+    assert loss == 0 and not head.weight.grad.any()
+    assert objective(head, (x.fill_(torch.nan), none.fill_(1)), 0).isnan()  # a loss that went wrong is told
+
+
+def test_a_text_with_but_the_first_label_trains_nothing(generator):
+    pytest.importorskip("transformers")
+    model, _ = language_model("causal")
+    ids = torch.randint(50, (2, 6), generator=generator)
+    labels = torch.full_like(ids, NO_LABEL)
+    labels[:, 0] = 3
+    assert Objective(TrainConfig())(model, {"input_ids": ids, "labels": labels}, 0) == 0
 
 
 @pytest.mark.parametrize("num_classes", [10, 16])

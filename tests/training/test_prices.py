@@ -7,6 +7,8 @@ from torch import nn
 from gblr.conversion.cost import cost
 from gblr.conversion.harden import harden_
 from gblr.layers.gaudi import GaudiLinear, GaudiModule
+from gblr.layers.structured import StructuredLinear
+from gblr.matrices.low_rank import LowRankMatrix
 from gblr.training.budget import Budget
 from gblr.training.latency import LayerTime
 from gblr.training.prices import Prices, Rest, count_rest, unit_prices
@@ -54,6 +56,15 @@ def test_parameters_are_those_of_the_hardened_model(scope):
     assert counted == (cost(model).num_params if scope == "model" else cost(model).converted_params)
     if scope == "model":
         assert counted == sum(p.numel() for p in model.parameters())
+
+
+def test_whole_models_are_compared_with_the_dense_originals_of_layers_of_fixed_structure_too():
+    model = mlp()
+    model.append(StructuredLinear(LowRankMatrix(torch.randn(1, 6), torch.randn(1, 8))))
+    prices, widths = settled(model, Budget(relative_cost=0.5, scope="model"), ROWS)
+    found = cost(model, ROWS)
+    assert prices.target == pytest.approx(0.5 * found.dense_mults)
+    assert widths.cost(widths.read(), prices.budget) == found.num_mults
 
 
 def test_attention_counts_as_rest_of_the_model():

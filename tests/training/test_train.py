@@ -368,6 +368,8 @@ def test_a_text_classifier_of_hugging_face_on_a_data_set_of_dicts():
     ("data", "options", "error", "words"),
     [
         ([torch.zeros(4, 8)], {}, TypeError, r"must be \(inputs, labels\) or a mapping"),
+        ([(torch.zeros(8), 1)], {}, TypeError, "one for each sample; got 1. .* DataLoader"),
+        ([(torch.zeros(8), torch.tensor(1))], {}, TypeError, r"one for each sample; got tensor\(1\)"),
         ([{"input": torch.zeros(4, 8)}], {}, ValueError, "returned no `.loss`"),
         ([{"input": torch.zeros(4, 8)}], {"mixup": 0.1}, ValueError, "got a mapping"),
         ([(torch.zeros(4, 8), torch.zeros(4).long())], {"cutmix": 1.0}, ValueError, r"needs images .*; got \(4, 8\)"),

@@ -96,6 +96,33 @@ def test_a_crash_at_any_step_changes_no_bit(crashes, uninterrupted, tmp_path, mo
     assert without_seconds(rows) == without_seconds(uninterrupted[1].history)
 
 
+def partly_frozen():
+    net = make_net()
+    net.head.weight.requires_grad_(False)
+    return net
+
+
+def compiled_as_a_whole(net):
+    return torch.compile(net, backend="eager")
+
+
+def compiled_in_part(net):
+    net.blocks[0] = torch.compile(net.blocks[0], backend="eager")
+    return net
+
+
+@pytest.mark.parametrize("wrap", [compiled_as_a_whole, compiled_in_part])
+def test_models_that_are_compiled_already_resume_too(wrap, tmp_path, monkeypatch):
+    """Their names have a mark, of which neither torch's states nor another process that continues knows."""
+    config = make_config(epochs=2, ema=0.9, checkpoint_every=0.4)
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        before_step(patch, 7, crash)
+        train(wrap(partly_frozen()), make_data(), TEST, config, out=tmp_path)
+    found = train(wrap(partly_frozen()), make_data(), TEST, config, out=tmp_path)
+    expected = train(partly_frozen(), make_data(), TEST, config)
+    assert without_seconds(found.history) == without_seconds(expected.history)
+
+
 def test_workers_read_the_same_data(uninterrupted, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Crash):
         before_step(patch, 8, crash)

@@ -28,6 +28,7 @@ from gblr.conversion.tensor_files import (
     write_tensors,
 )
 from gblr.conversion.transformers_model import build_on_meta, is_transformers_model, save_config
+from gblr.layers.gaudi import GaudiModule
 
 FORMAT_VERSION = 1
 MANIFEST = "gblr.json"
@@ -44,6 +45,8 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike[str], max_sha
         same = gblr.load_(MyModel(), "small")                     # any other: dense, as it was before conversion
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    for module in (m for m in model.modules() if isinstance(m, GaudiModule)):
+        module._follow_sigma()
     tensors, aliases = unique_tensors(model)
     buffers, buffer_aliases = unsaved_buffers(model)
     manifest = describe_model(model)

@@ -208,6 +208,8 @@ class StructuredConv2d(ConvAttributes, MatrixModule):
             raise ValueError(
                 f"`matrix` must have in_channels * kh * kw = {geometry.in_features} columns; got {matrix.shape[1]}."
             )
+        if bias is not None and tuple(bias.shape) != (matrix.shape[0],):
+            raise ValueError(f"`bias` must have shape ({matrix.shape[0]},); got {tuple(bias.shape)}.")
         self.geometry = geometry
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 

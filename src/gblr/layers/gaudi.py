@@ -14,7 +14,7 @@ from gblr.layers.scratch import default_num_blocks, scratch_widths
 from gblr.layers.structured import dense_linear
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.structure import Structure
-from gblr.ops.checks import check_sigma
+from gblr.ops.checks import can_read_values, check_sigma, is_plain_eager
 from gblr.ops.elements import elements
 from gblr.ops.masked_content import masked_content_from
 from gblr.ops.step import step_spectrum, step_table
@@ -36,6 +36,7 @@ class GaudiModule(nn.Module):
     _row_table: Tensor
     _col_table: Tensor
     bias: nn.Parameter | None
+    _marks: tuple[int, ...] | None = None  # of sigma and the tables, when these were made from it
     num_positions = 1  # input vectors of the last forward in training; cost weighs layers by it
 
     def __init__(
@@ -79,6 +80,7 @@ class GaudiModule(nn.Module):
         if self.u.device.type != "meta":
             self.sigma.fill_(math.inf)
             self._start(relative_cost, generator)
+        self._mark_tables()
 
     def add_bias(self, bias: bool, generator: torch.Generator | None) -> None:
         self.register_parameter("bias", None)
@@ -186,6 +188,24 @@ class GaudiModule(nn.Module):
         self.sigma.fill_(sigma)
         self._row_table.copy_(row)
         self._col_table.copy_(col)
+        self._mark_tables()
+
+    def _mark_tables(self) -> None:
+        self._marks = _marks_of(self.sigma, self._row_table)
+
+    def _follow_sigma(self) -> None:
+        """Averages of weights (EMA) that go over `state_dict()` write to sigma and not to the tables, which are not in
+        it. Where both were written to, or other tensors are in their places for one call, there is nothing to follow.
+        """
+        now = _marks_of(self.sigma, self._row_table)
+        if now is None or now == self._marks:  # compilers stop before they would guard the marks
+            return
+        before = self._marks
+        if before is None or now[:2] != before[:2]:
+            return
+        if now[3] == before[3] and can_read_values(self.sigma) and (sigma := _stored(self.sigma)) > 0:
+            self.set_sigma(sigma)  # loading tells of one that makes no mask
+        self._mark_tables()
 
     def _tables(self, sigma: float, device: torch.device) -> tuple[Tensor, Tensor]:
         build = step_table if self.rounding else step_spectrum
@@ -213,6 +233,7 @@ class GaudiModule(nn.Module):
 
     def factors(self, dtype: torch.dtype | None = None) -> tuple[Float[Tensor, "k r out"], Float[Tensor, "k r in"]]:
         """Masked contents: W = sum_k u_k^T v_k of these; in the contents' dtype unless another is given."""
+        self._follow_sigma()
         (row_width, row_location), (col_width, col_location) = self.elements()
         u = masked_content_from(self._row_table, self.u, row_width, row_location, dtype)
         v = masked_content_from(self._col_table, self.v, col_width, col_location, dtype)
@@ -291,6 +312,7 @@ class GaudiModule(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves with the module; casts reach the contents only."""
+        self._follow_sigma()  # what comes out of this is marked anew
         kept = {name: getattr(self, name).detach() for name in self._structure_names}
         super()._apply(fn, recurse)
         for name, before in kept.items():
@@ -300,7 +322,16 @@ class GaudiModule(nn.Module):
                 after.grad = None
                 after.data = before.to(after.device)
                 after.grad = grad
+        self._mark_tables()
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._follow_sigma()
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._mark_tables()  # copies count what is written to them anew
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         """Tables are not stored: they follow the sigma that is. Structure is float32 again where it was assigned in
@@ -315,9 +346,10 @@ class GaudiModule(nn.Module):
         if prefix + "sigma" not in state_dict or self.sigma.is_meta:
             return
         if self._row_table.is_meta:  # load_state_dict(..., assign=True)
-            self._row_table, self._col_table = self._tables(float(self.sigma), self.sigma.device)
+            self._row_table, self._col_table = self._tables(_stored(self.sigma), self.sigma.device)
+            self._mark_tables()
         else:
-            self.set_sigma(float(self.sigma))
+            self.set_sigma(_stored(self.sigma))
 
     def extra_repr(self) -> str:
         text = f"{self.out_features} x {self.in_features}, block_rank={self.block_rank}, blocks={self.num_blocks}"
@@ -369,6 +401,19 @@ class GaudiLinear(GaudiModule):
     def to_dense_layer(self) -> nn.Linear:
         """The same layer, as it is now, as a plain `nn.Linear`."""
         return dense_linear(self.weight, self.bias)
+
+
+def _marks_of(sigma: Tensor, table: Tensor) -> tuple[int, ...] | None:
+    """Which tensors they are, and how often each was written to; None where torch does not tell."""
+    if not is_plain_eager() or type(sigma) is not Tensor or sigma.is_inference() or table.is_inference():
+        return None
+    return sigma.data_ptr(), table.data_ptr(), sigma._version, table._version
+
+
+def _stored(sigma: Tensor) -> float:
+    """An average of infinities is NaN by torch's formula, inf + weight * (inf - inf)."""
+    value = float(sigma)
+    return math.inf if math.isnan(value) else value
 
 
 def _deviation(content: Tensor) -> float:

@@ -23,6 +23,14 @@ class SplitLinear(nn.Module):
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
     @property
+    def in_features(self) -> int:
+        return self.parts[0].in_features  # type: ignore[return-value]
+
+    @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self.parts)  # type: ignore[misc]
+
+    @property
     def weight(self) -> Float[Tensor, "out in"]:
         return torch.cat([part.weight for part in self.parts])  # type: ignore[misc]
 

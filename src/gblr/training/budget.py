@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gblr.fitting.config import check_choice
+from gblr.fitting.config import check_choice, check_number
 from gblr.training.schedules import BudgetShape, check_shares
 
 Method = Literal["projection", "shrinkage"]
@@ -55,6 +55,7 @@ class Budget:
                 f"a budget is one of `relative_cost`, `num_params` and `seconds`; got {sorted(given) or 'none'}."
             )
         ((name, value),) = given.items()
+        check_number(**given)
         if not value > 0:
             raise ValueError(f"`{name}` must be above 0; got {value}.")
         if self.relative_cost is not None and self.relative_cost > 1:

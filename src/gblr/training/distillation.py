@@ -10,7 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gblr.conversion.calls import batch_call, padding_of
 from gblr.conversion.outputs import output_kind, output_tensor
-from gblr.training.objective import logits_of, own_loss, pair
+from gblr.training.batches import tensors_in
+from gblr.training.objective import logits_of, own_loss, pair, zero_without_labels
 from gblr.training.train_config import Precision
 
 Match = Literal["auto", "logits", "hidden"]
@@ -45,6 +46,8 @@ def distillation_loss(
         goal = _asked(teacher, precision, model, lambda: batch_call(teacher, batch))
         kind = match if match != "auto" else output_kind(goal)
         goal, found = output_tensor(goal, kind).float(), output_tensor(found, kind).float()
+        if kind == "logits":
+            goal, found = (_classes_of_pixels_last(scores, batch) for scores in (goal, found))
         weight = _weights(padding_of(batch, "decoder", teacher), goal)  # where there is one, outputs are the decoder's
         if kind == "logits":
             return divergence(found, goal, temperature, weight)
@@ -87,8 +90,9 @@ class TaughtLoss:
         weight: Tensor | None = None
         if isinstance(batch, Mapping):
             output = model(**batch)
-            scores = logits_of(output)
+            scores = _classes_of_pixels_last(logits_of(output), batch)
             aims = _asked(self.teacher, self.precision, model, lambda: logits_of(self.teacher(**batch)))
+            aims = _classes_of_pixels_last(aims, batch)
             weight = _weights(padding_of(batch, "decoder", self.teacher), scores)
         else:
             inputs, labels = pair(batch)
@@ -98,7 +102,10 @@ class TaughtLoss:
         by_teacher = divergence(scores, aims, self.temperature, weight)
         if self.share == 1:  # the loss of labels is NaN where none counts, and so would be 0 times it
             return by_teacher
-        by_labels = own_loss(output) if isinstance(batch, Mapping) else self._cross_entropy(logits_of(output), labels)
+        if isinstance(batch, Mapping):
+            by_labels = zero_without_labels(own_loss(output), batch.get("labels"))
+        else:
+            by_labels = zero_without_labels(self._cross_entropy(logits_of(output), labels), labels)
         return (1 - self.share) * by_labels + self.share * by_teacher
 
     def _cross_entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
@@ -108,6 +115,12 @@ class TaughtLoss:
 def _classes_last(scores: Tensor) -> Tensor:
     """Of (batch, classes, ...), as cross entropy takes them."""
     return scores.movedim(1, -1) if scores.dim() > 2 else scores
+
+
+def _classes_of_pixels_last(scores: Tensor, batch: Any) -> Tensor:
+    """Of models that say themselves what they give: texts have classes last, pixels of images along axis 1."""
+    has_images = any(tensor.dim() == 4 for tensor in tensors_in(batch))
+    return scores.movedim(1, -1) if has_images and scores.dim() == 4 else scores
 
 
 def _asked(teacher: nn.Module, precision: Precision, model: nn.Module, call: Callable[[], Any]) -> Any:

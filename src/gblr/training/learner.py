@@ -75,6 +75,10 @@ class StructureLearner:
             raise ValueError(
                 "the model has no Gaudi layer; convert it first, e.g. `gblr.convert_(model, GaudiConfig(...))`."
             )
+        if not isinstance(budget, Budget):
+            raise TypeError(f"`budget` must be a gblr.Budget, such as Budget(relative_cost=0.3); got {budget!r}.")
+        if not (sigma is None or isinstance(sigma, SigmaSchedule)):
+            raise TypeError(f"`sigma` must be a gblr.SigmaSchedule, such as SigmaSchedule(1.0, 100.0); got {sigma!r}.")
         if total_steps < 1:
             raise ValueError(
                 f"`total_steps` must be the number of optimizer steps to come, at least 1; got {total_steps}."

@@ -50,7 +50,9 @@ def mix_inputs(x: Float[Tensor, "*x"], mix: Mix) -> Float[Tensor, "*x"]:
     return mixed
 
 
-def mix_targets(labels: Int[Tensor, " b"], num_classes: int, mix: Mix) -> Float[Tensor, "b classes"]:
-    """Probabilities of the classes, which add up to 1."""
-    hot = functional.one_hot(labels.long(), num_classes).float()
+def mix_targets(
+    labels: Int[Tensor, " b"] | Float[Tensor, "b classes"], num_classes: int, mix: Mix
+) -> Float[Tensor, "b classes"]:
+    """Probabilities of the classes, which add up to 1; labels may be such themselves."""
+    hot = labels if labels.is_floating_point() else functional.one_hot(labels.long(), num_classes).float()
     return mix.share * hot + (1 - mix.share) * hot.flip(0)

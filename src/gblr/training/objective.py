@@ -52,7 +52,7 @@ class Objective:
                 "`mixup`, `cutmix` and `label_smoothing` need batches (inputs, labels); got a mapping, for which the "
                 "model computes its loss itself."
             )
-        return own_loss(model(**batch))
+        return zero_without_labels(own_loss(model(**batch)), batch.get("labels"))
 
     def _draw(self, inputs: Tensor, number: int) -> Any:
         height, width = inputs.shape[-2:] if inputs.dim() >= 3 else (0, 0)
@@ -62,7 +62,8 @@ class Objective:
         return draw_mix(self.config.mixup, self.config.cutmix, height, width, rng)
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(logits, targets, label_smoothing=self.config.label_smoothing)
+        loss = functional.cross_entropy(logits, targets, label_smoothing=self.config.label_smoothing)
+        return zero_without_labels(loss, targets)
 
 
 def mean_metrics(model: nn.Module, parts: Iterable[Part], sums_of: Sums) -> dict[str, float]:
@@ -159,11 +160,27 @@ def pair(batch: Any) -> tuple[Tensor, Tensor]:
             "a batch must be (inputs, labels) or a mapping of the model's keyword arguments; got "
             f"{type(batch).__name__}. Give `loss` (and `evaluate`) for any other."
         )
-    return batch[0], batch[1]
+    inputs, labels = batch
+    if not isinstance(labels, Tensor) or labels.dim() == 0:
+        raise TypeError(
+            f"the labels of a batch are a tensor with one for each sample; got {labels!r}. Samples in a list become "
+            "batches by DataLoader(samples, batch_size=...)."
+        )
+    return inputs, labels
 
 
 def logits_of(output: Any) -> Tensor:
     return getattr(output, "logits", output)
+
+
+def zero_without_labels(loss: Tensor, labels: Any) -> Tensor:
+    """0 in place of NaN, the mean over no label: its gradients are 0 already. Causal models leave the first label of a
+    sequence out.
+    """
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() == 0:
+        return loss
+    counted = labels[:, 1:] if labels.dim() == 2 else labels
+    return torch.where(loss.isnan() & (counted == _NO_LABEL).all(), 0.0, loss)
 
 
 def own_loss(output: Any) -> Tensor:

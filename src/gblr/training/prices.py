@@ -21,6 +21,7 @@ class Rest:
 
     positions: tuple[float, ...] | None = None  # of each Gaudi layer; None: not known before the first step
     mults: float = 0.0
+    dense_mults: float = 0.0  # the same, were its layers of fixed structure dense
     params: int = 0
     bias_params: int = 0  # of the Gaudi layers
     seconds: float = 0.0
@@ -53,7 +54,10 @@ def count_rest(model: nn.Module, named: Mapping[str, GaudiModule], budget: Budge
     unseen = [name for name in named if not run.positions.get(name)]
     if unseen:
         raise ValueError(f"`example_inputs` do not reach {len(unseen)} Gaudi layers, {unseen[0]!r} first.")
-    others = sum(run.positions[name] * _product(module) for name, module in layers.items() if name not in named)
+    others = {name: module for name, module in layers.items() if name not in named}
+    others_now = sum(run.positions[name] * _product(module) for name, module in others.items())
+    others_dense = sum(run.positions[name] * _dense_product(module) for name, module in others.items())
+    unowned = run.attention_mults + run.other_mults
     times: tuple[LayerTime, ...] = ()
     seconds = 0.0
     if budget.seconds is not None:
@@ -63,7 +67,8 @@ def count_rest(model: nn.Module, named: Mapping[str, GaudiModule], budget: Budge
             seconds = seconds_outside(model, list(named.values()), args, kwargs, device)
     return Rest(
         positions=tuple(run.positions[name] / run.batch_size for name in named),
-        mults=(others + run.attention_mults + run.other_mults) / run.batch_size,
+        mults=(others_now + unowned) / run.batch_size,
+        dense_mults=(others_dense + unowned) / run.batch_size,
         params=params,
         bias_params=sum(biases.values()),
         seconds=seconds,
@@ -79,7 +84,8 @@ def unit_prices(budget: Budget, widths: Widths, positions: Sequence[float], rest
         dense = sum(
             p * layer.out_features * layer.in_features for p, layer in zip(positions, widths.layers, strict=True)
         )
-        target, unit = budget.relative_cost * (dense + price.base), "multiplications per sample"
+        dense += rest.dense_mults if whole else 0.0
+        target, unit = budget.relative_cost * dense, "multiplications per sample"
     elif budget.num_params is not None:
         base: float = rest.bias_params + (rest.params if whole else 0)
         price = Price(widths.per_layer([(n.block_rank,) * 2 for n in widths.layers], torch.float64), base)
@@ -114,6 +120,11 @@ def mults_price(widths: Widths, positions: Sequence[float], base: float = 0.0) -
 def _product(module: Any) -> int:
     """Multiplications of the layer's matrix with one vector."""
     return module.matrix.num_mults if is_converted(module) else module.weight.numel()
+
+
+def _dense_product(module: Any) -> int:
+    """The same of its dense original."""
+    return module.out_features * module.in_features if is_converted(module) else module.weight.numel()
 
 
 def _tuple(inputs: Any) -> tuple[Any, ...]:

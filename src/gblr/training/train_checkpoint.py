@@ -98,7 +98,7 @@ class Stored:
             parts.average.restart()
         state = {}
         if parts.accelerator.is_main_process:
-            state = read_state(self.folder)
+            state = {_plain(name): tensor for name, tensor in read_state(self.folder).items()}
             _check_names(self.folder, state, parts.whole or parts.inner)
         _set_model_state(parts.inner, state)
         if parts.accelerator.scaler is not None:
@@ -146,7 +146,7 @@ def _check(folder: Path, trainer: dict[str, Any], config: TrainConfig, num_batch
 
 
 def _check_names(folder: Path, state: dict[str, Tensor], model: nn.Module) -> None:
-    expected = model.state_dict()
+    expected = {_plain(name): tensor for name, tensor in model.state_dict().items()}
     problems = [f"tensor {name!r} of the model is missing" for name in expected if name not in state]
     problems += [f"tensor {name!r} is not in the model" for name in state if name not in expected]
     for name in (name for name in expected if name in state):
@@ -163,7 +163,7 @@ def _whole_model(parts: Assembly) -> nn.Module:
     state = _model_state(parts.inner)
     if parts.whole is None:
         return parts.inner
-    parts.whole.load_state_dict(state)
+    parts.whole.load_state_dict({name: state[_plain(name)] for name in parts.whole.state_dict()})
     return parts.whole
 
 
@@ -197,8 +197,15 @@ def _fill_unused(state: dict[str, dict[str, Tensor]], model: nn.Module) -> None:
     """Parameters that never had a gradient have no state, which torch refuses to load; zeros mean the same."""
     names = next(iter(state.values())).keys()
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and name not in state:
-            state[name] = {key: torch.zeros(()) if key == "step" else torch.zeros(parameter.shape) for key in names}
+        if parameter.requires_grad and _plain(name) not in state:
+            state[_plain(name)] = {
+                key: torch.zeros(()) if key == "step" else torch.zeros(parameter.shape) for key in names
+            }
+
+
+def _plain(name: str) -> str:
+    """Without the mark of modules that `torch.compile` wraps, as torch's functions for distributed states have it."""
+    return name.replace("_orig_mod.", "")
 
 
 def _from_first() -> Any:

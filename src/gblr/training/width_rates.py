@@ -1,6 +1,8 @@
 """What an optimizer knows of the widths: their learning rate now, and the size of their gradients."""
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,6 +24,8 @@ class WidthRates:
         self._places = self._found_places()
         self._layers = tuple(named.values())
         self._num_blocks = [layer.num_blocks for layer in self._layers]
+        layer_of = torch.arange(len(self._layers)).repeat_interleave(torch.tensor(self._num_blocks))
+        self._layer_of = layer_of.to(self._layers[0].width_frac.device)  # of each block
         owners = [place[0] for place in self._places if place]
         if not owners:
             raise ValueError("all widths are frozen: there is no structure to learn.")
@@ -29,6 +33,7 @@ class WidthRates:
 
     def _found_places(self) -> list[tuple[torch.optim.Optimizer, int] | None]:
         """By place, not by object: restoring an optimizer replaces its groups. None for frozen widths."""
+        self._num_groups = self._count_groups()
         places = {
             id(p): (optimizer, index)
             for optimizer in self._optimizers
@@ -47,12 +52,16 @@ class WidthRates:
             )
         return [places.get(id(layer.width_frac)) for layer in self._named.values()]
 
+    def _count_groups(self) -> list[int]:
+        return [len(optimizer.param_groups) for optimizer in self._optimizers]
+
     def trainable(self) -> list[bool]:
         """Of each layer, whether its widths learn now. Those that were frozen at first may have been given to the
-        optimizer since, by `add_param_group`.
+        optimizer since, by `add_param_group`; groups may have been taken from it, too.
         """
         learns = [layer.width_frac.requires_grad for layer in self._layers]
-        if any(one and place is None for one, place in zip(learns, self._places, strict=True)):
+        is_new = any(one and place is None for one, place in zip(learns, self._places, strict=True))
+        if is_new or self._count_groups() != self._num_groups:
             self._places = self._found_places()
         return learns
 
@@ -69,16 +78,37 @@ class WidthRates:
 
     def gradient_sizes(self, like: Float[Tensor, "2 blocks"]) -> Float[Tensor, "2 blocks"]:
         """Root mean square of each width's gradient, as its optimizer keeps it; 0 where none came yet, or ever will."""
-        squares = []
+        squares, steps, betas = [], [], []
         for place, layer in zip(self._places, self._layers, strict=True):
             state = place[0].state.get(layer.width_frac, {}) if place else {}
             if place and layer.width_frac.grad is not None and "exp_avg_sq" not in state:
+                self._found_places()  # tells if these widths are no longer the optimizer's
                 raise ValueError(
                     f"{type(place[0]).__name__} keeps no mean square of gradients (`exp_avg_sq`), by which widths are "
                     'weighed; use Adam or AdamW for the structure, or `Budget(..., weights="equal")`.'
                 )
             squares.append(state["exp_avg_sq"] if "exp_avg_sq" in state else torch.zeros_like(layer.width_frac))
-        return whole(side_by_side(squares, like.device)).nan_to_num(0.0).sqrt()
+            steps.append(state.get("step", 1.0))
+            betas.append(place[0].param_groups[place[1]].get("betas", (0.0, 0.0))[1] if place else 0.0)
+        mean = whole(side_by_side(squares, like.device)) / self._shares_seen(steps, betas, like)
+        return mean.nan_to_num(0.0).sqrt()
+
+    def _shares_seen(
+        self, steps: Sequence[Any], betas: Sequence[float], like: Float[Tensor, "2 blocks"]
+    ) -> Float[Tensor, " blocks"]:
+        """How much of a mean square that began at 0 is there, 1 - beta2^step: Adam divides by it. Layers that begin to
+        learn later than others would seem to matter less.
+        """
+        on_device = any(isinstance(step, Tensor) and not step.is_cpu for step in steps)  # captured, fused: never read
+        device = like.device if on_device else torch.device("cpu")
+        counts = [
+            step.to(device, non_blocking=True)
+            if isinstance(step, Tensor)
+            else torch.full((), float(step), device=device)
+            for step in steps
+        ]
+        exponents = torch.stack(torch._foreach_mul(counts, [math.log(max(float(beta), 1e-30)) for beta in betas]))
+        return -exponents.expm1().to(like, non_blocking=True).index_select(0, self._layer_of)
 
     def lr(self, like: Float[Tensor, "2 blocks"]) -> Float[Tensor, "*s"]:
         """A number where all widths share it, else one per block."""
