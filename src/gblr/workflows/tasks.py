@@ -76,8 +76,8 @@ def _from_disk(path: Path, request: Request) -> Task:
         return image_task(_folder(path, request.loaded), request)
     if any(is_text(file) for file in files):
         return text_task(*_texts(path, request.loaded), request)
-    some = "" if path.is_file() else f" ({', '.join(file.name for file in files[:5]) or 'it is empty'})"
-    raise ValueError(f"{request.source} is no data that is understood{some}. {_remedy(files)}Data is {FORMS}.")
+    some = ", ".join(file.name for file in files[:5]) or "it is empty"
+    raise ValueError(f"{request.source} is no data that is understood ({some}). {_remedy(files)}Data is {FORMS}.")
 
 
 def _remedy(files: list[Path]) -> str:
