@@ -138,7 +138,8 @@ def check_python(line: Line, files: set[str]) -> str:
 
 
 def module_file(module: str) -> Path:
-    return ROOT / "src" / f"{module.replace('.', '/')}.py"
+    place = ROOT / "src" / module.replace(".", "/")
+    return place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 def script_options(file: Path) -> set[str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 
 import pytest
@@ -105,6 +106,23 @@ def test_structure_is_learned_from_scratch_by_a_recipe(gblr, tmp_path):
     assert record["results"][0]["relative_cost"] <= 0.25 and record["history"]["sigma"][0] < 30
 
 
+def test_a_recipe_with_a_method_and_no_cost_has_the_usual_cost(gblr, tmp_path):
+    recipe = 'model = "vit:digits"\ndata = "digits"\nmethod = "low-rank"\nmax_train = 64\nmax_eval = 30\n'
+    (tmp_path / "recipe.toml").write_text(recipe)
+    ended = gblr("train", "--recipe", "recipe.toml", "--epochs", 0.5, "--threads", 1, "--json", "--out", "run")
+    assert ended.code == 0 and json.loads(ended.out)["cost"] == 0.3
+
+
+def test_a_dense_run_is_inspected_in_one_line(gblr, tmp_path):
+    assert gblr("train", "vit:digits", *TINY, "--epochs", 0.1, "--out", "dense").code == 0
+    assert gblr("inspect", "dense").out == "dense: ViT is dense, no layer is converted\n"
+
+
+def test_python_dash_m_gblr_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "gblr", "report"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("Usage: gblr report"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -117,6 +135,7 @@ def test_structure_is_learned_from_scratch_by_a_recipe(gblr, tmp_path):
         (("compress", "vit:digits"), 2, "--data"),
         (("compress", "vit:digits", "--data", "digits", "--train", "1", "--no-train"), 2, "exclude each other"),
         (("train", "vit:digits"), 2, "data"),
+        (("compress", "vit:digits", "--data", "table.csv"), 1, "pandas.read_csv(FILE).to_parquet"),
         (("inspect", "nowhere"), 1, "nowhere"),
         (("report", "nowhere"), 1, "nowhere"),
         (("export", "nowhere", "--format", "pdf"), 2, "onnx"),
@@ -125,7 +144,8 @@ def test_structure_is_learned_from_scratch_by_a_recipe(gblr, tmp_path):
         (("bench", "nowhere", "--threads", "0"), 2, "--threads"),
     ],
 )
-def test_mistakes_end_in_one_line_that_helps(gblr, arguments, code, words):
+def test_mistakes_end_in_one_line_that_helps(gblr, tmp_path, arguments, code, words):
+    (tmp_path / "table.csv").write_text("text,label\nfine,1\n")
     ended = gblr(*arguments)
     assert ended.code == code and words in ended.err and "Traceback" not in ended.err + ended.out
 
@@ -144,6 +164,21 @@ def test_debug_shows_where_an_error_comes_from(gblr):
 def test_options_are_checked_before_anything_is_loaded_or_made(gblr, tmp_path, option, value):
     ended = gblr("compress", "no/such/model", "--data", "digits", option, value)
     assert ended.code == 2 and option in ended.err and "loading" not in ended.err
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("compress", "--lr", 0.1), "--train"),
+        (("compress", "--method", "low-rank", "--block-rank", 16), "gaudi"),
+        (("train", "--exclude", "fc1"), "give another --method"),
+        (("train", "--cost", 0.25), "give a --method"),
+    ],
+)
+def test_options_without_effect_are_refused_before_anything_is_loaded(gblr, tmp_path, arguments, words):
+    ended = gblr(arguments[0], "no/such/model", "--data", "digits", *arguments[1:])
+    assert ended.code == 2 and arguments[-2] in ended.err and words in ended.err and "loading" not in ended.err
     assert not any(tmp_path.iterdir())
 
 

@@ -62,7 +62,7 @@ def test_a_stopped_run_continues(gblr, texts, tmp_path, monkeypatch):
         ended = gblr(*command)
     assert ended.code == 1 and "same command again" in ended.err
     assert gblr(*command).code == 0
-    ended = gblr(*command[:-1], "run", "--block-rank", 2)
+    ended = gblr(*command[:-1], "run", "--seed", 2)
     assert ended.code == 1 and "holds another run" in ended.err
 
 
@@ -73,6 +73,7 @@ def test_a_stopped_run_continues(gblr, texts, tmp_path, monkeypatch):
         (("dense", "--baseline", "monarch"), "--baseline"),
         (("dense", "--heal"), "--heal"),
         (("dense", "--sensitivity"), "--sensitivity"),
+        (("dense", "--max-eval", 8), "leave out --max-eval"),
         (("nowhere",), "Download the model first"),
         (("dense", "--data", "digits"), "reads texts for calibration"),
     ],

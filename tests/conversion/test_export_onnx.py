@@ -315,6 +315,28 @@ def test_without_onnxruntime_nothing_is_compared(tmp_path, monkeypatch):
     assert report.difference is None and "not checked" in str(report)
 
 
+class Cancelling(nn.Module):
+    """Exact on paper: large numbers that leave small ones, as stiff factors do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        large = 3e4 * self.linear(x)
+        return self.linear(x) + large - 3e4 * (self.linear.weight @ x.mT).mT - 3e4 * self.linear.bias
+
+
+def test_what_rounding_does_to_torch_itself_is_no_error_of_the_file(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    samples = (torch.randn(8, 64),)
+    report = export(Cancelling(), samples, tmp_path / "model.onnx")
+    assert report.difference > 1e-4
+    monkeypatch.setattr("gblr.conversion.onnx_check._rounding", lambda model, samples: 0.0)
+    with pytest.raises(RuntimeError, match="expected 1e-04 at most"):
+        export(Cancelling(), samples, tmp_path / "model.onnx")
+
+
 def test_an_error_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "model.onnx"
     path.write_text("old")

@@ -122,6 +122,15 @@ def test_a_model_that_is_slower_is_called_slower():
     assert "0.50\u00d7" in text and "slower than dense here" in text
 
 
+def test_times_of_texts_tell_their_length():
+    results = [{"name": name, "seconds_per_batch": {"8": 0.1}} for name in ("dense", "GBLR")]
+    of_texts = parse_record(LEAST | {"results": results, "timed_lengths": {"8": 40}})
+    text = Outline(render_page([of_texts])).text
+    assert text.count("batch 8 \u00d7 40 tokens") == 2  # at the speed-up, and over the column of times
+    other = parse_record(LEAST | {"results": results, "timed_lengths": {"8": 50}})
+    assert "Time, batch 8 \u00d7" not in Outline(render_page([of_texts, other])).text
+
+
 def test_costs_by_type_are_counted_from_layers_where_they_are_not_recorded():
     record = digits_run()
     counted = Outline(render_page([parse_record(record | {"by_type": []})])).text

@@ -82,6 +82,8 @@ DAMAGED = [
         "`results[0].seconds_per_batch.1` must be a positive",
     ),
     ({"results": [{"name": "a", "seconds_per_batch": {"one": 1}}]}, "must have batch sizes as keys; got 'one'"),
+    ({"timed_lengths": {"one": 7}}, "`timed_lengths` must have batch sizes as keys; got 'one'"),
+    ({"timed_lengths": {"1": 7.5}}, "`timed_lengths.1` must be a whole number"),
     ({"layers": [{"name": "fc"}]}, "`layers[0].shape` must be [out, in]"),
     ({"layers": [{"name": "fc", "shape": [4, 0]}]}, "`layers[0].shape` must be [out, in]"),
     ({"layers": [LAYER | {"blocks": "AAAA"}]}, "`layers[0].blocks` must be base64"),

@@ -18,7 +18,7 @@ def main() -> None:
     commands.register()
     errors = Console(stderr=True, highlight=False)
     try:
-        code = app(standalone_mode=False)  # typer turns Ctrl-C into exit code 130
+        code = app(prog_name="gblr", standalone_mode=False)  # typer turns Ctrl-C into exit code 130
     except typer.Exit as ended:
         code = ended.exit_code
     except (typer.Abort, KeyboardInterrupt):

@@ -113,7 +113,9 @@ def train(
     recipe: Annotated[Path | None, typer.Option(help="JSON or TOML file with the options below.")] = None,
     epochs: Annotated[float | None, typer.Option(help="If not what suits the data.")] = None,
     method: Annotated[str, typer.Option(help="dense, gaudi, low-rank, monarch, pixelfly or blast.")] = "dense",
-    cost: Cost = 0.3,
+    cost: Annotated[
+        float | None, typer.Option(help="Multiplications of the converted layers, of the dense ones; 0.3 if not given.")
+    ] = None,
     out: Out = None,
     block_rank: Rank = None,
     include: Names = None,
@@ -130,12 +132,14 @@ def train(
 ) -> None:
     """Train a model from the weights it has, dense or while its structure is learned from scratch."""
     options: dict[str, Any] = {
-        "model": model, "data": data, "cost": cost if method != "dense" else 1.0, "method": method, "epochs": epochs,
+        "model": model, "data": data, "cost": cost, "method": method, "epochs": epochs,
         "block_rank": block_rank, "include": tuple(include or ()), "exclude": tuple(exclude or ()), "lr": lr,
         "structure_lr": structure_lr, "batch_size": batch_size, "max_train": max_train, "max_eval": max_eval,
         "seed": seed, "from_scratch": True, "calibration": 0,
     }  # fmt: skip
     options |= _recipe(recipe) if recipe else {}
+    if options["cost"] is None:
+        options["cost"] = 1.0 if options["method"] == "dense" else 0.3
     missing = [name for name in ("model", "data") if not options[name]]
     if missing:
         raise typer.BadParameter(f"give {' and '.join(missing)}, as arguments or in the recipe.")
@@ -213,10 +217,12 @@ def _stream(options: dict[str, Any], out: Path | None, threads: int | None, as_j
 
 
 def _settings(options: dict[str, Any]) -> Any:
-    from gblr.workflows.settings import Settings
+    from gblr.workflows.settings import Settings, check_used
 
     try:
-        return Settings(**options)
+        settings = Settings(**options)
+        check_used(settings)
+        return settings
     except (ValueError, TypeError) as error:  # a recipe may have names and types of its own
         raise typer.BadParameter(str(error).removeprefix("Settings.__init__() ")) from error
 

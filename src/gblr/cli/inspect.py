@@ -13,5 +13,8 @@ def inspect(folder: Folder, as_json: AsJson = False, debug: Debug = False) -> No
     if as_json:
         show.as_json(found)
         return
+    if not found["layers"]:
+        show.out.print(f"{found['folder']}: {found['architecture']} is dense, no layer is converted", markup=False)
+        return
     show.out.print(layer_table(found))
     show.out.print(type_table(found))

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gblr.workflows.wording import milliseconds
+
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)  # files have no width
 
 
@@ -46,7 +48,8 @@ def results(record: dict[str, Any]) -> Table:
         "cost",
         "cost of the model",
     ]
-    headings += ["parameters", "file", *(f"ms, batch {batch}" for batch in batches)]
+    lengths = record.get("timed_lengths", {})
+    headings += ["parameters", "file", *(f"ms, batch {_of_length(batch, lengths.get(batch))}" for batch in batches)]
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in record["results"]:
@@ -57,6 +60,10 @@ def results(record: dict[str, Any]) -> Table:
     return table
 
 
+def _of_length(batch: str, length: int | None) -> str:
+    return batch if length is None else f"{batch} x {length} tokens"
+
+
 def size(num_bytes: int | None) -> str:
     """
     >>> size(2048), size(3_500_000), size(None)
@@ -65,7 +72,3 @@ def size(num_bytes: int | None) -> str:
     if num_bytes is None:
         return ""
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"
-
-
-def milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.3g}"

@@ -15,14 +15,14 @@ def _print_version(wanted: bool) -> None:
 
     from gblr.ops.backend import triton_state
     from gblr.workflows.describe import environment
+    from gblr.workflows.wording import counted
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = environment(device)
     show.out.print(f"gblr {found['gblr']}, torch {found['torch']}, Python {found['python']}")
     gpu = found["device"] if device.type == "cuda" else "none (torch finds no CUDA device)"
-    show.out.print(
-        f"CPU:         {found['cpu']}, {found['threads']} threads\nCPU kernels: {found['kernels']}\nGPU:         {gpu}"
-    )
+    show.out.print(f"CPU:         {found['cpu']}, {counted(found['threads'], 'thread')}")
+    show.out.print(f"CPU kernels: {found['kernels']}\nGPU:         {gpu}")
     show.out.print(f"GPU kernels: {triton_state()}")
     raise typer.Exit
 

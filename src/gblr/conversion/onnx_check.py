@@ -1,5 +1,6 @@
 """Whether an ONNX file computes what the model does."""
 
+import copy
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,20 +11,41 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 TOLERANCE = 1e-4  # relative to the largest number of an output
+_USUAL_ROUNDING = 2e-5  # of torch itself; with more of it, more is allowed: onnxruntime adds in another order
 
 
 def difference_to_torch(file: Path, model: nn.Module, samples: Sequence[tuple[Any, ...]]) -> float:
     """The largest difference between the outputs of the file in onnxruntime and those of the model, relative to the
-    largest number of each output; raises if it is above 1e-4.
+    largest number of each output; raises if it is above 1e-4. Where rounding alone moves torch's outputs by much, as
+    with factors that are larger than their product (`max_growth`), it may be five times that.
     """
     session = _session(file)
     worst = max(_difference(_run_torch(model, inputs), _run_file(session, inputs)) for inputs in samples)
-    if not worst <= TOLERANCE:
+    if worst <= TOLERANCE:
+        return worst
+    allowed = TOLERANCE * max(1.0, _rounding(model, samples) / _USUAL_ROUNDING)
+    if not worst <= allowed:
         raise RuntimeError(
-            f"outputs in onnxruntime differ from torch's by {worst:.1e} of the largest; expected {TOLERANCE:.0e} at "
-            "most. Nothing was written; `check=False` writes the file all the same."
+            f"outputs in onnxruntime differ from torch's by {worst:.1e} of the largest; expected {allowed:.0e} at "
+            "most. Nothing was written; `gblr.export_onnx(..., check=False)` writes the file all the same."
         )
     return worst
+
+
+def _rounding(model: nn.Module, samples: Sequence[tuple[Any, ...]]) -> float:
+    """How far torch's outputs are from those in float64; 0 for a model that cannot run in it."""
+
+    def precise(x: Any) -> Any:
+        return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    try:
+        exact = copy.deepcopy(model).double()
+        return max(
+            _difference(_run_torch(exact, pytree.tree_map(precise, inputs)), _run_torch(model, inputs))
+            for inputs in samples
+        )
+    except (RuntimeError, TypeError, ValueError):  # its code names float32, say
+        return 0.0
 
 
 def _session(file: Path) -> Any:

@@ -115,6 +115,7 @@ class Record:
     method: str = ""
     cost: float | None = None
     metric: Metric = Metric()
+    timed_lengths: Mapping[int, int] = field(default_factory=dict)  # tokens of a text, by batch size
     results: tuple[Result, ...] = ()
     layers: tuple[Layer, ...] = ()
     by_type: tuple[TypeCost, ...] = ()
@@ -179,6 +180,7 @@ def parse_record(values: Any) -> Record:
         method=top.text("method", ""),
         cost=top.number("cost"),
         metric=_metric(top.object("metric")),
+        timed_lengths=_lengths(top.object("timed_lengths")),
         results=tuple(_result(row) for row in top.objects("results")),
         layers=tuple(_layer(row) for row in top.objects("layers")),
         by_type=tuple(_type_cost(row) for row in top.objects("by_type")),
@@ -239,6 +241,13 @@ def _by_batch(row: Fields) -> dict[int, float]:
         if not key.isdecimal():
             raise RecordError(f"field `{row.at('seconds_per_batch')}` must have batch sizes as keys; got {key!r}")
     return dict(sorted((int(key), seconds) for key, seconds in times.items()))
+
+
+def _lengths(row: Fields) -> dict[int, int]:
+    for key in row.values:
+        if not key.isdecimal():
+            raise RecordError(f"field `{row.where}` must have batch sizes as keys; got {key!r}")
+    return {int(key): row.integer(key) for key in row.values if row.has(key)}
 
 
 def _layer(row: Fields) -> Layer:

@@ -172,7 +172,23 @@ def _speed_entry(record: Record) -> Entry | None:
 
 def _speed_note(record: Record, batch: int, ratio: float) -> str:
     assert record.main is not None
-    return f"batch {batch}: {duration(record.main.seconds_per_batch[batch])} ({factor(ratio)})"
+    return f"batch {timed_batch(record, batch)}: {duration(record.main.seconds_per_batch[batch])} ({factor(ratio)})"
+
+
+def timed_batch(record: Record, batch: int) -> str:
+    """
+    >>> timed_batch(Record("of texts", timed_lengths={8: 40}), 8), timed_batch(Record("of images"), 8)
+    ('8 \u00d7 40 tokens', '8')
+    """
+    length = record.timed_lengths.get(batch)
+    return str(batch) if length is None else f"{batch} \u00d7 {length} tokens"
+
+
+def _timed_batches(runs: Sequence[Run], batch: int) -> str:
+    """With the length of the texts, if it is the same in all runs that timed this size."""
+    timed = [run.record for run in runs if any(batch in result.seconds_per_batch for result in run.record.results)]
+    names = {timed_batch(record, batch) for record in timed}
+    return names.pop() if len(names) == 1 else str(batch)
 
 
 def run_table(runs: Sequence[Run]) -> Html:
@@ -210,7 +226,7 @@ def result_table(runs: Sequence[Run]) -> Html:
     columns = [Column("Run", False)] if several else []
     columns += [Column("Model", False), Column(_metric_title(runs)), Column("Cost of layers"), Column("Whole model")]
     columns += [Column("Parameters"), Column("File")]
-    columns += [Column(f"Time, batch {batch}") for batch in batches]
+    columns += [Column(f"Time, batch {_timed_batches(runs, batch)}") for batch in batches]
     rows = [_result_row(run, result, batches, several) for run in runs for result in run.record.results]
     return table(columns, rows, "Measured models", sortable=True)
 

@@ -14,7 +14,9 @@ from gblr.layers.structured import MatrixModule
 from gblr.workflows.describe import environment
 from gblr.workflows.exporting import example_of
 from gblr.workflows.model_source import RECORD, open_model, read_record
+from gblr.workflows.task import length_of
 from gblr.workflows.tasks import load_task
+from gblr.workflows.wording import counted, milliseconds
 
 
 def bench_folder(folder: Path, batches: tuple[int, ...], threads: int | None) -> dict[str, Any]:
@@ -59,18 +61,21 @@ def _row(dense: nn.Module, model: nn.Module, batch: Any, size: int) -> dict[str,
     before, now = interleaved_medians(
         [lambda: dense(*args, **kwargs), lambda: model(*args, **kwargs)], device, rounds=9
     )
-    return {"batch": size, "dense_seconds": before, "seconds": now, "speedup": before / now, "forms": forms}
+    times = {"dense_seconds": before, "seconds": now, "speedup": before / now}
+    return {"batch": size, "tokens": length_of(batch), **times, "forms": forms}
 
 
 def bench_table(found: dict[str, Any]) -> Table:
     where = found["environment"]
-    table = Table(
-        title=f"{found['folder']} on {where['device']}, {where['threads']} threads, kernels {where['kernels']}"
-    )
-    for heading in ("batch", "dense, ms", "compressed, ms", "speed-up", "layers by form"):
+    threads = counted(where["threads"], "thread")
+    table = Table(title=f"{found['folder']} on {where['device']}, {threads}, kernels {where['kernels']}")
+    of_texts = any(row["tokens"] is not None for row in found["rows"])
+    first = ("batch", "tokens of a text") if of_texts else ("batch",)
+    for heading in (*first, "dense, ms", "compressed, ms", "speed-up", "layers by form"):
         table.add_column(heading, justify="right")
     for row in found["rows"]:
         forms = ", ".join(f"{count} {form}" for form, count in row["forms"].items())
-        times = (f"{row[key] * 1e3:.3g}" for key in ("dense_seconds", "seconds"))
-        table.add_row(str(row["batch"]), *times, f"{row['speedup']:.2f}", forms)
+        times = (milliseconds(row[key]) for key in ("dense_seconds", "seconds"))
+        sizes = [str(row["batch"]), *([str(row["tokens"])] if of_texts else [])]
+        table.add_row(*sizes, *times, f"{row['speedup']:.2f}", forms)
     return table

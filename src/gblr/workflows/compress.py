@@ -21,6 +21,7 @@ from gblr.workflows.describe import describe_layers, describe_types, environment
 from gblr.workflows.measuring import note_on
 from gblr.workflows.model_source import lasting_source, module_folder
 from gblr.workflows.settings import TITLES, Settings, claimed
+from gblr.workflows.task import length_of
 from gblr.workflows.tasks import Task
 from gblr.workflows.variants import Say, Variant, seconds_per_batch
 
@@ -93,6 +94,7 @@ def make_record(
     if history and "relative_cost" in history:
         history = history | {"budget": [settings.cost] * len(history["step"])}
     dense = loaded.model
+    lengths = {size: length_of(task.batch(int(size))) for size in times[settings.method]}
     return {
         "format": FORMAT,
         "title": f"{loaded.architecture} on {settings.data}: {TITLES[settings.method]} at cost {settings.cost:g}",
@@ -110,6 +112,7 @@ def make_record(
         "method": settings.method,
         "cost": settings.cost,
         "metric": {"name": task.metric, "unit": task.unit, "higher_is_better": task.higher_is_better},
+        "timed_lengths": {size: length for size, length in lengths.items() if length is not None},
         "results": [_result(v, v is main, settings, times[name]) for name, v in variants.items()],
         "layers": describe_layers(main.model, dense, spent, main.result) if spent.converted else [],
         "by_type": describe_types(spent),

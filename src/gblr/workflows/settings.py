@@ -86,6 +86,27 @@ class Settings:
         return json.loads(json.dumps(asdict(self)))
 
 
+def check_used(settings: Settings) -> None:
+    """Raises for options that nothing would come of: those of training without any, those of GBLR without GBLR."""
+    s, training = settings, ("lr", "structure_lr", "batch_size")
+    if s.from_scratch and s.method == "dense":
+        of_layers = ("block_rank", "structure_lr", "include", "exclude")
+        _refuse(s, of_layers, "no layer is converted: give another --method")
+        if s.cost != 1:
+            raise ValueError("--cost would have no effect: no layer is converted: give a --method, gaudi say.")
+    if s.epochs == 0:
+        what = "nothing is trained: give --epochs" if s.from_scratch else "nothing is trained: give --train EPOCHS"
+        _refuse(s, training, what)
+    if "gaudi" not in (s.method, *s.baselines):
+        _refuse(s, ("block_rank", "structure_lr"), "only GBLR has it: give --method gaudi")
+
+
+def _refuse(settings: Settings, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(settings, name) not in (None, ()):
+            raise ValueError(f"--{name.replace('_', '-')} would have no effect: {why}, or leave it out.")
+
+
 def _check_at_least(least: int, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not least <= value < math.inf:

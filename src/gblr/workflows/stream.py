@@ -65,6 +65,8 @@ def stream(settings: Settings, out: Path, say: Say = print) -> Report:
 def check(settings: Settings) -> None:
     if settings.epochs or settings.baselines or settings.heal or settings.sensitivity:
         raise ValueError("--stream fits and nothing more: leave out --train, --heal, --sensitivity and --baseline.")
+    if settings.max_eval is not None:
+        raise ValueError("--stream measures nothing: leave out --max-eval.")
     if not Path(settings.model).expanduser().is_dir():
         raise FileNotFoundError(
             f"--stream reads the directory of a Hugging Face model; there is none at {settings.model}. Download the "

@@ -116,6 +116,12 @@ def call(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
+def length_of(batch: Any) -> int | None:
+    """Tokens of each text of a batch, padding included; None where there are none."""
+    tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() == 2 else None
+
+
 def main_output(output: Any) -> Tensor:
     """Scores or hidden states, whatever the model calls them."""
     for name in ("logits", "last_hidden_state"):

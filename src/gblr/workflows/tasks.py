@@ -77,7 +77,13 @@ def _from_disk(path: Path, request: Request) -> Task:
     if any(is_text(file) for file in files):
         return text_task(*_texts(path, request.loaded), request)
     some = ", ".join(file.name for file in files[:5]) or "it is empty"
-    raise ValueError(f"{request.source} is no data that is understood ({some}). Data is {FORMS}.")
+    raise ValueError(f"{request.source} is no data that is understood ({some}). {_remedy(files)}Data is {FORMS}.")
+
+
+def _remedy(files: list[Path]) -> str:
+    readers = {".csv": "read_csv(FILE)", ".tsv": "read_csv(FILE, sep='\\t')", ".json": "read_json(FILE)"}
+    known = next((readers[file.suffix.lower()] for file in files if file.suffix.lower() in readers), None)
+    return f"Make a parquet file of it: pandas.{known}.to_parquet('data.parquet'). " if known else ""
 
 
 def _folder(path: Path, loaded: LoadedModel) -> ImageData:
