@@ -28,6 +28,15 @@ def num_hooks(model: nn.Module) -> int:
     return sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules())
 
 
+def test_padded_batches_of_torch_transformers_reach_every_layer():
+    """In eval mode `nn.TransformerEncoder` would hand them on as nested tensors, of which no sums can be made."""
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+    padding = torch.tensor([[False] * 4, [False, False, True, True]])
+    batch = {"src": torch.linspace(-1, 1, 128).view(2, 4, 16), "src_key_padding_mask": padding}
+    found = collect(model, sources_of(model, "layers.0.linear1", "layers.0.linear2"), [batch])
+    assert {statistics.positions for statistics in found.values()} == {8}
+
+
 def test_grams_and_positions_are_those_of_the_layer_inputs(generator):
     model, batches = random_mlp(), inputs(generator)
     found = collect(model, sources_of(model, "0", "2"), batches)

@@ -179,9 +179,9 @@ def test_an_error_in_the_middle_of_fitting_leaves_the_model_as_it_was(monkeypatc
 
 
 def test_a_layer_too_small_for_the_cost_leaves_the_model_as_it_was():
-    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1))
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 2))
     before = modules_of(model)
-    with raises_value_error("1 x 32", "`where`"):
+    with raises_value_error("2 x 32", "`where`"):
         convert_(model, LowRankConfig(0.2))
     assert modules_of(model) == before
 

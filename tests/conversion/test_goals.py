@@ -33,6 +33,13 @@ def test_where_nothing_is_missing_the_dense_weight_stays(rounding, generator):
     torch.testing.assert_close(goal(dense, halves, halves.whole()), dense, rtol=1e-8, atol=1e-8)
 
 
+def test_inputs_that_are_all_alike_call_for_no_correction(generator):
+    """Without their mean, which a bias takes care of, rounding is left: no matrix that could be factored."""
+    x, y = (torch.randn(1, size, generator=generator).expand(60, size) for size in (32, 4))
+    dense, halves = randn(4, 32, generator=generator), seen(x, y, batch=6).centred()
+    assert torch.equal(goal(dense, halves, halves.whole()), dense)
+
+
 @pytest.mark.parametrize("samples", [40, 160, 5000])
 def test_few_samples_do_little_harm_on_new_inputs_and_more_of_them_help(samples, generator):
     """The teacher's outputs have a part that the inputs do not tell, as in a model whose other layers have errors."""

@@ -62,6 +62,15 @@ def test_labels_are_drawn_from_the_predictions(generator):
     torch.testing.assert_close(drawn, torch.tensor([0.5, 0.3, 0.2]), rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("scores", [torch.ones(4, 1), torch.ones(4, 6)], ids=["regression", "one for each position"])
+def test_a_score_that_is_no_choice_among_classes_has_gradients_too(scores, generator):
+    """The only class would be certain, and nothing would matter to it."""
+    scores.requires_grad_()
+    mask = torch.ones(scores.shape, dtype=torch.bool)
+    probe(SimpleNamespace(logits=scores), mask, generator).backward()
+    assert bool((scores.grad.abs() == 1).all())
+
+
 def test_padding_counts_nowhere(generator):
     model = converted.bert()
     tokens = torch.randint(1, 50, (3, 8), generator=generator)

@@ -112,6 +112,14 @@ def test_a_forward_that_says_the_same_in_other_words_is_known():
     assert len(convert_(model, LowRankConfig(0.6))) == 4
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(1, 16), nn.Linear(16, 1)])
+def test_single_rows_and_columns_stay(layer):
+    """A decision transformer embeds rewards, which are single numbers."""
+    model = nn.Sequential(layer, nn.Linear(16, 16))
+    report = convert_(model, LowRankConfig(0.6))
+    assert list(report) == ["1"] and "single row or column" in report.skipped["0"]
+
+
 def test_a_layer_whose_forward_was_replaced_stays():
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
     model[0].forward = lambda x: 2 * x

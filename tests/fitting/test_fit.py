@@ -103,6 +103,8 @@ def test_a_prepared_gram_has_a_mean_diagonal_of_1_and_can_be_factored(generator)
     torch.testing.assert_close(gram.diagonal(dim1=1, dim2=2).mean(1), torch.full((2,), 1.01, dtype=torch.float64))
     torch.linalg.cholesky(gram)
     assert torch.equal(prepare_gram(torch.zeros(1, 2, 2)), 0.01 * torch.eye(2)[None])
+    of_tiny_inputs = torch.tensor([[[1.4e-45, 2.8e-45], [2.8e-45, 1.4e-45]]])  # a few of the smallest numbers there are
+    assert torch.equal(prepare_gram(of_tiny_inputs.double()), 0.01 * torch.eye(2).double()[None])
 
 
 def test_weights_that_are_no_matrix_of_finite_floats_are_refused():

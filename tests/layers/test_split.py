@@ -37,6 +37,18 @@ def test_weight_and_bias_are_those_of_the_fused_layer(bias, generator):
     assert_close(dense(x), layer(x))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_outputs_of_the_parts_take_turns_in_several_runs(bias, generator):
+    parts = [nn.Linear(12, size, bias=bias) for size in (8, 4, 4)]
+    layer, x = SplitLinear(parts, runs=2), torch.randn(3, 4, 12, generator=generator)
+    turns = layer(x).unflatten(-1, (2, 8))
+    for part, found in zip(parts, turns.split((4, 2, 2), dim=-1), strict=True):
+        assert torch.equal(part(x), found.flatten(-2))
+    for part, rows in zip(parts, layer.rows, strict=True):
+        assert torch.equal(part.weight, layer.weight[rows])
+    assert_close(layer.to_dense_layer()(x), layer(x))
+
+
 def test_gradients_reach_every_part(generator):
     layer = make()
     layer.parts[0].set_sigma(2.0)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gblr.conversion.calls import batch_call, padding_of
 from gblr.conversion.grams import LastInputs
+from gblr.conversion.measure import undisturbed
 from gblr.conversion.sources import Source
-from gblr.layers.modes import modes_of, restore_modes
 from gblr.progress import progress
 
 
@@ -45,12 +45,10 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
             statistics[source.name].positions += x.shape[0]
 
         handles.append(source.module.register_forward_pre_hook(hook, with_kwargs=True))
-    modes = modes_of(model)
-    model.eval()
     try:
-        _run(model, batches, running)
+        with undisturbed(model):
+            _run(model, batches, running)
     finally:
-        restore_modes(modes)
         for handle in handles:
             handle.remove()
     unused = [name for name, found in statistics.items() if found.positions == 0]
@@ -67,7 +65,7 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
 
 def _run(model: nn.Module, batches: Iterable[Any], running: list[Any]) -> None:
     total = len(batches) if isinstance(batches, Sequence) else 0
-    with torch.no_grad(), progress("calibrating", total) as tick:
+    with progress("calibrating", total) as tick:
         for batch in batches:
             running[0] = batch
             batch_call(model, batch)

@@ -28,7 +28,7 @@ from gblr.fitting.svd import squared_error, weighted_svd
 from gblr.fitting.threads import Tick, few_threads
 from gblr.layers.conv import ConvGeometry, GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiLinear, GaudiModule
-from gblr.layers.split import SplitLinear
+from gblr.layers.split import SplitLinear, rows_of_parts
 from gblr.layers.structured import StructuredLinear
 from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.gblr import GBLRMatrix
@@ -149,9 +149,10 @@ def make_jobs(
     jobs = []
     for source in sources:
         found, rows = statistics.get(source.name), sensitivity.get(source.name)
-        of_parts = [None] * len(source.part_sizes) if rows is None else rows.split(source.part_sizes)
-        for name, (weight, bias), part in zip(source.part_names, source.parts(), of_parts, strict=True):
+        places = rows_of_parts(source.part_sizes, source.runs)
+        for name, (weight, bias), place in zip(source.part_names, source.parts(), places, strict=True):
             gram, positions = (None, 1) if found is None else (found.gram, max(1, found.positions))
+            part = None if rows is None else rows[place]
             jobs.append(Job(name, source, weight, bias, gram, positions, part))
     return jobs
 
@@ -314,7 +315,7 @@ def _build(config: Config, source: Source, jobs: Sequence[Job]) -> nn.Module:
         else:
             layer = build_layer(config, job.matrix, job.bias, source.geometry)
         layers.append(layer)
-    return layers[0] if len(layers) == 1 else SplitLinear(layers)
+    return layers[0] if len(layers) == 1 else SplitLinear(layers, source.runs)
 
 
 def build_structured(config: Config, source: Source, jobs: Sequence[Job]) -> tuple[nn.Module, list[nn.Module]]:
@@ -331,7 +332,7 @@ def build_structured(config: Config, source: Source, jobs: Sequence[Job]) -> tup
         else:
             layer = build_layer(config, packed, job.bias, source.geometry)
         parts.append(layer)
-    return (parts[0] if len(parts) == 1 else SplitLinear(parts)), parts
+    return (parts[0] if len(parts) == 1 else SplitLinear(parts, source.runs)), parts
 
 
 def _parts(source: Source, layer: nn.Module, jobs: Sequence[Job]) -> list[tuple[Job, nn.Module]]:

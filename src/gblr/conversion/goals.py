@@ -26,6 +26,7 @@ from gblr.conversion.grams import gram_of
 from gblr.fitting.precision import full_precision
 
 _DAMPING = 1e-2  # of the mean diagonal
+_ROUNDING = 1e-10  # of the mean diagonal before centring: no more than that cannot be told from rounding
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,12 @@ class Moments:
         n = max(1, self.count)
         gram = self.gram - torch.outer(self.inputs, self.inputs) / n
         cross = self.cross - torch.outer(self.outputs, self.inputs) / n
+        differ = gram.diagonal().mean() > _ROUNDING * self.gram.diagonal().mean()
+        gram, cross = gram * differ, cross * differ  # of inputs that are all alike only rounding is left
         squares = self.squares - self.outputs.square() / n
         return Moments(gram, cross, 0 * self.inputs, 0 * self.outputs, squares, self.count)
 
-    def of_outputs(self, rows: slice) -> "Moments":
+    def of_outputs(self, rows: slice | Tensor) -> "Moments":
         return Moments(self.gram, self.cross[rows], self.inputs, self.outputs[rows], self.squares[rows], self.count)
 
 
@@ -119,7 +122,7 @@ class Halves:
     def centred(self) -> "Halves":
         return Halves(*(half.centred() for half in self))
 
-    def of_outputs(self, rows: slice) -> "Halves":
+    def of_outputs(self, rows: slice | Tensor) -> "Halves":
         return Halves(*(half.of_outputs(rows) for half in self))
 
     def whole(self) -> Moments:

@@ -25,6 +25,7 @@ _FORMATS: dict[str, Any] = {
     for cls in (BlastMatrix, GBLRMatrix, LowRankMatrix, MonarchMatrix, PackedGBLR, PixelflyMatrix, Structure)
 }
 _GAUDI: dict[str, type[GaudiModule]] = {"GaudiLinear": GaudiLinear, "GaudiConv2d": GaudiConv2d}
+_IN_RUNS = "InterleavedLinear"
 _GAUDI_OPTIONS = ("block_rank", "align", "rounding", "num_blocks")
 
 
@@ -36,7 +37,9 @@ def layer_spec(module: Any) -> Spec:
     """What `build_layer` makes the same layer of, without values. Plain JSON types."""
     name = type(module).__name__
     if isinstance(module, SplitLinear):
-        return {"class": name, "parts": [layer_spec(part) for part in module.parts]}
+        parts = [layer_spec(part) for part in module.parts]
+        # by another name, which a gblr that knows no runs refuses: it would take the rows for others
+        return {"class": name, "parts": parts} | ({"class": _IN_RUNS, "runs": module.runs} if module.runs > 1 else {})
     spec: Spec = {"class": name, "out_features": module.out_features, "in_features": module.in_features}
     spec["bias"] = None if module.bias is None else dtype_name(module.bias.dtype)
     if type(module) is nn.Linear:
@@ -57,8 +60,8 @@ def layer_spec(module: Any) -> Spec:
 def build_layer(spec: Spec) -> nn.Module:
     """The layer of a spec on the meta device."""
     name = spec["class"]
-    if name == "SplitLinear":
-        return SplitLinear([build_layer(part) for part in spec["parts"]])
+    if name in ("SplitLinear", _IN_RUNS):
+        return SplitLinear([build_layer(part) for part in spec["parts"]], spec.get("runs", 1))
     out_features, in_features, bias = spec["out_features"], spec["in_features"], spec["bias"]
     if name == "Linear":
         return nn.Linear(in_features, out_features, bias is not None, "meta", dtype_of(spec["dtype"]))
@@ -80,7 +83,7 @@ def build_layer(spec: Spec) -> nn.Module:
 
 def spec_shape(spec: Spec) -> tuple[int, int]:
     """(out_features, in_features) of the layer."""
-    if spec["class"] == "SplitLinear":
+    if "parts" in spec:
         shapes = [spec_shape(part) for part in spec["parts"]]
         return sum(rows for rows, _ in shapes), shapes[0][1]
     return spec["out_features"], spec["in_features"]

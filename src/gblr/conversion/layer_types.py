@@ -10,7 +10,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, GaudiConv2d, StructuredConv2d)
 
 # How a name ends, first match wins: BERT, ViT, GPT-2, Llama, T5, DistilBERT, Falcon, timm, torch's own Transformer.
 _ENDINGS = [
-    ("qkv", r"c_attn|qkv|qkv_proj|query_key_value|Wqkv|in_proj"),
+    ("qkv", r"c_attn|qkv|qkv_proj|query_key_value|Wqkv|\w*att\w*\.(self\.)?in_proj"),
     ("q", r"query|q_proj|q_lin|q_attn|to_q|q"),
     ("k", r"key|k_proj|k_lin|to_k|k"),
     ("v", r"value|v_proj|v_lin|to_v|v"),

@@ -13,6 +13,8 @@ from gblr.conversion.tensor_files import CheckpointError, Record, describe, rais
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.structured import MatrixModule
 
+_ALIGNMENT = 64  # bytes
+
 
 def plan(model: nn.Module, manifest: Mapping[str, Any], path: Path) -> dict[str, nn.Module]:
     """Layers, still without numbers, that are to replace those of the model; a shared one stands under several names.
@@ -203,9 +205,16 @@ def _put(
             made.setdefault(stored, parameter)
     elif parameter is not None:
         trainable = parameter.requires_grad and value.is_floating_point()
-        module._parameters[leaf] = made.setdefault(stored, nn.Parameter(value.to(device), requires_grad=trainable))
+        if stored not in made:
+            made[stored] = nn.Parameter(_aligned(value.to(device)), requires_grad=trainable)
+        module._parameters[leaf] = made[stored]
     else:
-        module._buffers[leaf] = value.to(device)
+        module._buffers[leaf] = _aligned(value.to(device))
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Where torch would have begun it: within a mapped file it may lie anywhere, and products differ in last bits."""
+    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
 def _build_tables(root: nn.Module, device: torch.device) -> None:

@@ -153,7 +153,7 @@ def _refit_set(
     found = []
     for name, layer, of_layer in zip(names, layers, parts, strict=True):
         new = [part.layer for part in of_layer]
-        replace_everywhere(model, {layer: SplitLinear(new) if isinstance(layer, SplitLinear) else new[0]})
+        replace_everywhere(model, {layer: SplitLinear(new, layer.runs) if isinstance(layer, SplitLinear) else new[0]})
         total = max(sum(part.size for part in of_layer), 1e-30)
         before, after = (sum(part.errors[i] for part in of_layer) for i in range(2))
         found.append(Refitted(name, (before / total) ** 0.5, (after / total) ** 0.5))
@@ -185,11 +185,10 @@ def _distance(layer: Any, seen: Moments, sensitivity: Tensor | None) -> float:
 def _parts(layer: Any, teacher: nn.Module, name: str, seen: Halves, sensitivity: Tensor | None) -> list[Part]:
     """The matrices of the layer: several for a fused projection."""
     dense = read_source(teacher, name, teacher.get_submodule(name), split_fused=False).weight
-    found, begin = [], 0
-    matrices: list[Any] = list(layer.parts) if isinstance(layer, SplitLinear) else [layer]
-    for part in matrices:
-        rows = slice(begin, begin + part.out_features)
+    found = []
+    parts: list[Any] = list(layer.parts) if isinstance(layer, SplitLinear) else [layer]
+    places = layer.rows if isinstance(layer, SplitLinear) else [slice(None)]
+    for part, rows in zip(parts, places, strict=True):
         of_rows = None if sensitivity is None else sensitivity[rows]
         found.append(Part(part, dense[rows], seen.of_outputs(rows), of_rows))
-        begin = rows.stop
     return found

@@ -87,7 +87,7 @@ def probe(output: Any, real: Tensor | None, generator: torch.Generator) -> Tenso
     values = output_tensor(output, kind)
     if real is not None and values.shape[: real.dim()] == real.shape:
         values = values[real.to(values.device)]
-    if kind == "hidden":
+    if kind == "hidden" or values.dim() < 2:  # one score for each position is no choice among classes
         signs = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).to(values.device)
         return (values.float() * (2 * signs - 1)).sum()
     scores = values.float().flatten(0, -2)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gblr.conversion.filters import is_conv, is_conv1d, is_linear
+from gblr.conversion.fused import fused_runs, fused_sizes
 from gblr.layers.conv import ConvGeometry, StructuredConv2d
 from gblr.layers.gaudi import GaudiModule
-from gblr.layers.split import SplitLinear
+from gblr.layers.split import SplitLinear, rows_of_parts
 from gblr.layers.structured import MatrixModule
 
-_FUSED = frozenset({"qkv", "c_attn", "in_proj", "Wqkv", "query_key_value", "qkv_proj", "attn_qkv", "to_qkv"})
 _PART_NAMES = {2: ("k", "v"), 3: ("q", "k", "v")}
 _SAME_FORWARD = frozenset({"FalconLinear"})  # classes whose own forward computes what that of nn.Linear does
 
@@ -30,6 +30,7 @@ class Source:
     bias: Tensor | None
     geometry: ConvGeometry | None
     part_sizes: tuple[int, ...]
+    runs: int = 1  # how often rows of the parts take turns
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -39,9 +40,8 @@ class Source:
         return tuple(f"{self.name}[{label}]" for label in labels)
 
     def parts(self) -> list[tuple[Tensor, Tensor | None]]:
-        weights = self.weight.split(self.part_sizes)
-        biases = (None,) * len(weights) if self.bias is None else self.bias.split(self.part_sizes)
-        return list(zip(weights, biases, strict=True))
+        rows = rows_of_parts(self.part_sizes, self.runs)
+        return [(self.weight[part], None if self.bias is None else self.bias[part]) for part in rows]
 
 
 def read_source(model: nn.Module, name: str, module: Any, split_fused: bool) -> Source:
@@ -55,21 +55,7 @@ def read_source(model: nn.Module, name: str, module: Any, split_fused: bool) -> 
     if split_fused and geometry is None:
         sizes = fused_sizes(model, name, weight.shape[0], weight.shape[1])
     bias = None if module.bias is None else module.bias.detach()
-    return Source(name, module, weight, bias, geometry, sizes)
-
-
-def fused_sizes(model: nn.Module, name: str, out_features: int, in_features: int) -> tuple[int, ...]:
-    """Rows of q, k and v in a fused projection; from the model's config where key and value heads are fewer."""
-    if name.split(".")[-1] not in _FUSED:
-        return (out_features,)
-    config = getattr(model, "config", None)
-    heads, kv_heads = (getattr(config, key, None) for key in ("num_attention_heads", "num_key_value_heads"))
-    if heads and kv_heads and kv_heads != heads and out_features % (heads + 2 * kv_heads) == 0:
-        head = out_features // (heads + 2 * kv_heads)
-        return heads * head, kv_heads * head, kv_heads * head
-    if out_features % in_features == 0 and out_features // in_features in (2, 3):
-        return (in_features,) * (out_features // in_features)
-    return (out_features,)
+    return Source(name, module, weight, bias, geometry, sizes, fused_runs(model, name, sizes))
 
 
 def reason_against(model: nn.Module, name: str, module: nn.Module, uses: "Uses") -> str | None:
@@ -104,6 +90,8 @@ def _reason_against_tensors(module: Any, uses: "Uses") -> str | None:
         return "its weight has no shape yet; run the model once first"
     if not weight.numel():
         return "its weight is empty"
+    if 1 in (len(weight), weight[0].numel()):
+        return "its weight is a single row or column, for which no format costs less"
     if uses.parameters[id(weight)] > 1:
         return "its weight is tied to another module's (an embedding, as a rule)"
     if bias is not None and uses.parameters[id(bias)] > 1:

@@ -224,7 +224,7 @@ def _check_arguments(source: Path, out: Path, config: Config) -> None:
 def _claim(files: ModelFiles, config: Config, sources: Sequence[Source], batches: list[Any] | None) -> dict[str, Any]:
     """All that decides the outcome, in a form that can be compared."""
     names = sorted({entry.file for entry in files.entries.values()})
-    layers = [f"{source.name}:{source.part_sizes}" for source in sources]
+    layers = [f"{s.name}:{s.part_sizes}" + (f" in {s.runs} runs" if s.runs > 1 else "") for s in sources]
     return {
         "source": [[file.name, file.stat().st_size] for file in names],
         "config": repr(config),

@@ -97,13 +97,14 @@ def check_weight(weight: Tensor, gram: Tensor | None) -> None:
 
 
 _DAMPING = 1e-2  # of the mean diagonal: the calibration sample is finite, and a Gram matrix must be invertible
+_VANISHED = 1e-33  # float32 has few digits of squares below it
 
 
 def prepare_gram(gram: Float[Tensor, "b in in"]) -> Float[Tensor, "b in in"]:
     """Scaled to a mean diagonal of 1 and damped, so that it can be factored; a zero Gram (unused layer) becomes
-    plain.
+    plain, and one of inputs so small that their squares have lost their digits.
     """
     scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
-    prepared = gram / torch.where(scale > 0, scale, torch.inf)
+    prepared = gram / torch.where(scale > _VANISHED, scale, torch.inf)
     prepared.diagonal(dim1=-2, dim2=-1).add_(_DAMPING)
     return prepared

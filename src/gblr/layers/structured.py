@@ -24,10 +24,12 @@ class MatrixModule(PreparedModule):
         super().__init__()
         self._template = matrix.map_tensors(lambda t: t.detach().to("meta"))
         for name, tensor in _tensor_fields(matrix):
+            # in plain order, as a checkpoint gives it back: products of the same numbers in another differ in last bits
+            own = tensor.detach().clone(memory_format=torch.contiguous_format)
             if tensor.is_floating_point() and not name.startswith("structure_"):
-                self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
+                self.register_parameter(name, nn.Parameter(own))
             else:
-                self.register_buffer(name, tensor.detach().clone())
+                self.register_buffer(name, own)
         self.prepare()
 
     @property

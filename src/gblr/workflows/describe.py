@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gblr.conversion.cost import Cost
+from gblr.conversion.sources import read_source
 from gblr.layers.structured import MatrixModule
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.packed import PackedGBLR
@@ -90,11 +91,8 @@ def dense_weight(dense: nn.Module, name: str) -> Tensor | None:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor):
         return None
-    weight = weight.detach()
-    if hasattr(module, "nf"):  # transformers' Conv1D stores in x out
-        weight = weight.T
-    weight = weight.flatten(1)
-    return weight.chunk(3)[int(part)] if part and weight.shape[0] % 3 == 0 else None if part else weight
+    weights = [weight for weight, _ in read_source(dense, owner, module, split_fused=bool(part)).parts()]
+    return weights[int(part or 0)] if len(weights) > int(part or 0) else None
 
 
 def describe_types(spent: Cost) -> list[dict[str, Any]]:
