@@ -1,6 +1,5 @@
 """Layers whose structure learns: widths and locations are parameters, seen through Gaudi masks (paper Eq. 7)."""
 
-import ctypes
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,18 +10,17 @@ from torch import Tensor, nn
 
 from gblr.layers.prepared import autocast_dtype
 from gblr.layers.scratch import default_num_blocks, scratch_widths
+from gblr.layers.smooth import SmoothMasks
 from gblr.layers.structured import dense_linear
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.structure import Structure
-from gblr.ops.checks import can_read_values, check_sigma, is_plain_eager
 from gblr.ops.elements import elements
 from gblr.ops.masked_content import masked_content_from
-from gblr.ops.step import step_spectrum, step_table
 
 MASK_THRESHOLD = 1e-3  # hardening keeps the elements whose mask is above it
 
 
-class GaudiModule(nn.Module):
+class GaudiModule(SmoothMasks):
     """What all Gaudi layers share: the trainable matrix, `num_blocks` blocks of rank `block_rank`, and a bias. A higher
     rank than the smaller axis has is lowered to that.
 
@@ -32,11 +30,7 @@ class GaudiModule(nn.Module):
     """
 
     _structure_names = ("width_frac", "location_frac", "sigma", "_row_table", "_col_table")
-    sigma: Tensor
-    _row_table: Tensor
-    _col_table: Tensor
     bias: nn.Parameter | None
-    _marks: tuple[int, ...] | None = None  # of sigma and the tables, when these were made from it
     num_positions = 1  # input vectors of the last forward in training; cost weighs layers by it
 
     def __init__(
@@ -73,14 +67,9 @@ class GaudiModule(nn.Module):
         self.v = nn.Parameter(torch.empty(self.num_blocks, block_rank, in_features, **content))
         self.width_frac = nn.Parameter(torch.empty(2, self.num_blocks, **structure))
         self.location_frac = nn.Parameter(torch.empty(2, self.num_blocks, **structure))
-        self.register_buffer("sigma", torch.empty((), **structure))
-        tables = self._tables(math.inf, self.u.device)
-        self.register_buffer("_row_table", tables[0], persistent=False)
-        self.register_buffer("_col_table", tables[1], persistent=False)
+        self.add_sigma(self.u.device)
         if self.u.device.type != "meta":
-            self.sigma.fill_(math.inf)
             self._start(relative_cost, generator)
-        self._mark_tables()
 
     def add_bias(self, bias: bool, generator: torch.Generator | None) -> None:
         self.register_parameter("bias", None)
@@ -178,45 +167,6 @@ class GaudiModule(nn.Module):
     def _fractions(self, row: Tensor, col: Tensor) -> Float[Tensor, "2 k"]:
         return torch.stack([row.float() / self.out_features, col.float() / self.in_features]).to(self.width_frac.device)
 
-    def set_sigma(self, sigma: float) -> None:
-        """Sets the smoothness of the masks, in place: compiled and captured steps see it.
-
-        Masks are those of the float32 that is stored, so that a loaded layer has the same ones.
-        """
-        sigma = check_sigma(ctypes.c_float(check_sigma(sigma)).value)
-        row, col = self._tables(sigma, self.width_frac.device)
-        self.sigma.fill_(sigma)
-        self._row_table.copy_(row)
-        self._col_table.copy_(col)
-        self._mark_tables()
-
-    def _mark_tables(self) -> None:
-        self._marks = _marks_of(self.sigma, self._row_table)
-
-    def _follow_sigma(self) -> None:
-        """Averages of weights (EMA) that go over `state_dict()` write to sigma and not to the tables, which are not in
-        it. Where both were written to, or other tensors are in their places for one call, there is nothing to follow.
-        """
-        now = _marks_of(self.sigma, self._row_table)
-        if now is None or now == self._marks:  # compilers stop before they would guard the marks
-            return
-        before = self._marks
-        if before is None or now[:2] != before[:2]:
-            return
-        if now[3] == before[3] and can_read_values(self.sigma) and (sigma := _stored(self.sigma)) > 0:
-            self.set_sigma(sigma)  # loading tells of one that makes no mask
-        self._mark_tables()
-
-    def _tables(self, sigma: float, device: torch.device) -> tuple[Tensor, Tensor]:
-        build = step_table if self.rounding else step_spectrum
-        source = torch.device("cpu") if device.type == "meta" else device
-        row, col = (build(n, sigma, torch.float32, source) for n in self._axes)
-        return row.clone().to(device), col.clone().to(device)
-
-    @property
-    def _axes(self) -> tuple[int, int]:
-        return self.out_features, self.in_features
-
     def elements(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """((row_width, row_location), (col_width, col_location)) in elements, rounded straight through;
 
@@ -233,7 +183,7 @@ class GaudiModule(nn.Module):
 
     def factors(self, dtype: torch.dtype | None = None) -> tuple[Float[Tensor, "k r out"], Float[Tensor, "k r in"]]:
         """Masked contents: W = sum_k u_k^T v_k of these; in the contents' dtype unless another is given."""
-        self._follow_sigma()
+        self.follow_sigma()
         (row_width, row_location), (col_width, col_location) = self.elements()
         u = masked_content_from(self._row_table, self.u, row_width, row_location, dtype)
         v = masked_content_from(self._col_table, self.v, col_width, col_location, dtype)
@@ -312,7 +262,7 @@ class GaudiModule(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves with the module; casts reach the contents only."""
-        self._follow_sigma()  # what comes out of this is marked anew
+        self.follow_sigma()  # what comes out of this is marked anew
         kept = {name: getattr(self, name).detach() for name in self._structure_names}
         super()._apply(fn, recurse)
         for name, before in kept.items():
@@ -322,34 +272,19 @@ class GaudiModule(nn.Module):
                 after.grad = None
                 after.data = before.to(after.device)
                 after.grad = grad
-        self._mark_tables()
+        self.mark_tables()
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
-        self._follow_sigma()
-        return self.__dict__
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._mark_tables()  # copies count what is written to them anew
-
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Tables are not stored: they follow the sigma that is. Structure is float32 again where it was assigned in
-        another dtype.
-        """
+        """Structure is float32 again where it was assigned in another dtype."""
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         for name, parameter in (("width_frac", self.width_frac), ("location_frac", self.location_frac)):
             if parameter.dtype != torch.float32:
                 setattr(self, name, nn.Parameter(parameter.detach().float(), parameter.requires_grad))
         if self.sigma.dtype != torch.float32:
             self.sigma = self.sigma.float()
-        if prefix + "sigma" not in state_dict or self.sigma.is_meta:
-            return
-        if self._row_table.is_meta:  # load_state_dict(..., assign=True)
-            self._row_table, self._col_table = self._tables(_stored(self.sigma), self.sigma.device)
-            self._mark_tables()
-        else:
-            self.set_sigma(_stored(self.sigma))
+        if prefix + "sigma" in state_dict and not self.sigma.is_meta:
+            self.renew_tables()
 
     def extra_repr(self) -> str:
         text = f"{self.out_features} x {self.in_features}, block_rank={self.block_rank}, blocks={self.num_blocks}"
@@ -401,19 +336,6 @@ class GaudiLinear(GaudiModule):
     def to_dense_layer(self) -> nn.Linear:
         """The same layer, as it is now, as a plain `nn.Linear`."""
         return dense_linear(self.weight, self.bias)
-
-
-def _marks_of(sigma: Tensor, table: Tensor) -> tuple[int, ...] | None:
-    """Which tensors they are, and how often each was written to; None where torch does not tell."""
-    if not is_plain_eager() or type(sigma) is not Tensor or sigma.is_inference() or table.is_inference():
-        return None
-    return sigma.data_ptr(), table.data_ptr(), sigma._version, table._version
-
-
-def _stored(sigma: Tensor) -> float:
-    """An average of infinities is NaN by torch's formula, inf + weight * (inf - inf)."""
-    value = float(sigma)
-    return math.inf if math.isnan(value) else value
 
 
 def _deviation(content: Tensor) -> float:
