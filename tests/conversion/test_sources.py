@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from gblr.conversion.convert import convert_
 from gblr.conversion.filters import conv_layers, linear_layers
 from gblr.conversion.sources import Uses, fused_sizes, read_source, reason_against
-from gblr.fitting.config import LowRankConfig
+from gblr.fitting.config import GaudiConfig, LowRankConfig
 from tests.conversion.converted import gpt2, llama
 from tests.helpers import raises_value_error
 
@@ -116,8 +118,10 @@ def test_a_forward_that_says_the_same_in_other_words_is_known():
 def test_single_rows_and_columns_stay(layer):
     """A decision transformer embeds rewards, which are single numbers."""
     model = nn.Sequential(layer, nn.Linear(16, 16))
+    other = copy.deepcopy(model)
     report = convert_(model, LowRankConfig(0.6))
     assert list(report) == ["1"] and "single row or column" in report.skipped["0"]
+    assert list(convert_(other, GaudiConfig(0.6), linear_layers(include=("0", "1")))) == ["0", "1"]
 
 
 def test_a_layer_whose_forward_was_replaced_stays():

@@ -145,7 +145,10 @@ def test_an_encoder_on_plain_text_should_stay_like_the_dense_one(encoder, tmp_pa
 
 def test_a_tables_texts_serve_an_encoder_whatever_their_labels(encoder, tmp_path):
     table = write_table(tmp_path / "a.parquet", {"text": sentences(30), "label": [0, 1, 2] * 10})
-    assert load_task(table, encoder).name == "outputs of the dense model"
+    task = load_task(table, encoder)
+    assert task.name == "outputs of the dense model"
+    assert task.note.startswith("note: the column 'label' is not used, as BertModel gives no scores of classes")
+    assert load_task(write_table(tmp_path / "b.parquet", {"text": sentences(30)}), encoder).note == ""
 
 
 def test_padding_does_not_change_the_metric(encoder, tmp_path):

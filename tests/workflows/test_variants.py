@@ -48,6 +48,23 @@ def test_the_share_that_is_distilled_is_what_suits_the_data_or_what_was_asked(op
         assert Variant("gaudi", settings, task, None, tmp_path, print).distilled == share
 
 
+def test_a_handful_of_training_steps_is_taken_slowly_and_told(tmp_path):
+    """Adam's first steps are as long as the rate says; a rate that was asked for stays."""
+    said = []
+
+    def rate(num_samples, epochs, **options):
+        defaults = {"lr": 3e-4, "batch_size": 10}
+        task = SimpleNamespace(train_defaults=defaults, samples=range(num_samples))
+        settings = Settings("model", "data", epochs=epochs, **options)
+        with shapes_unchecked():
+            return Variant("low-rank", settings, task, nn.Linear(2, 2), tmp_path, said.append)._train_config().lr
+
+    assert rate(200, 1.0) == 3e-4 and rate(10, 1.0, lr=1e-3) == 1e-3 and rate(10, 1.0, from_scratch=True) == 3e-4
+    assert not said
+    assert rate(100, 1.0) == pytest.approx(1.5e-4) and rate(10, 0.5) == pytest.approx(1.5e-5)
+    assert said[1].startswith("only 1 step of training: rate 1.5e-05 in place of 0.0003")
+
+
 class Batches:
     def batch(self, size):
         return torch.zeros(size, 4)

@@ -10,7 +10,7 @@ from gblr.conversion.filters import Filter, NameFilter, is_conv, is_linear, near
 from gblr.conversion.heads import heads_left_dense
 from gblr.conversion.report import Row
 from gblr.conversion.sources import Source, Uses, read_source, reason_against
-from gblr.fitting.config import Config
+from gblr.fitting.config import Config, GaudiConfig
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.structured import MatrixModule
 
@@ -27,8 +27,12 @@ def check_arguments(model: Any, config: Any, where: Any) -> None:
         )
 
 
-def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Source], list[Row]]:
-    """The layers to convert, and rows for those that the filter chose but that must stay."""
+def choose(
+    model: nn.Module, where: Filter, split_fused: bool, config: Config | None = None
+) -> tuple[list[Source], list[Row]]:
+    """The layers to convert, and rows for those that the filter chose but that must stay; with a `config`, those too
+    that its format makes no cheaper.
+    """
     uses, sources, skipped = Uses(model), [], []
     names, heads = [], heads_left_dense(model, where)
     for name, module in model.named_modules():
@@ -36,7 +40,7 @@ def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Sou
             names.append(name)
         if not where(module, name):
             continue
-        reason = reason_against(model, name, module, uses)
+        reason = reason_against(model, name, module, uses) or _reason_against_format(module, config)
         if reason or name in heads:
             reason = reason or "it is the output head; name it in `include` to convert it"
             skipped.append(Row(name, _matrix_shape(module), f"skipped: {reason}", converted=False))
@@ -46,6 +50,12 @@ def choose(model: nn.Module, where: Filter, split_fused: bool) -> tuple[list[Sou
         structured = any(isinstance(module, GaudiModule | MatrixModule) for module in model.modules())
         raise ValueError(_nothing_chosen(where, names, skipped, structured))
     return sources, skipped
+
+
+def _reason_against_format(module: nn.Module, config: Config | None) -> str | None:
+    if config is None or isinstance(config, GaudiConfig) or 1 not in _matrix_shape(module):
+        return None
+    return "its weight is a single row or column, which GBLR alone makes cheaper"
 
 
 def _hint_at_convolutions(where: Filter, names: Sequence[str], skipped: Sequence[Row]) -> str:

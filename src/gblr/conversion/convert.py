@@ -94,7 +94,7 @@ def convert_(
     check_arguments(model, config, where)
     if sensitivity and calibration is None:
         raise ValueError("`sensitivity` is measured on `calibration` batches; give some.")
-    sources, skipped = choose(model, where, split_fused)
+    sources, skipped = choose(model, where, split_fused, config)
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
     if not any(map(is_lazy, model.parameters())):
         notes = [*notes, *notes_on_stacks(model)]

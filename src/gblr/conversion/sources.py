@@ -90,8 +90,6 @@ def _reason_against_tensors(module: Any, uses: "Uses") -> str | None:
         return "its weight has no shape yet; run the model once first"
     if not weight.numel():
         return "its weight is empty"
-    if 1 in (len(weight), weight[0].numel()):
-        return "its weight is a single row or column, for which no format costs less"
     if uses.parameters[id(weight)] > 1:
         return "its weight is tied to another module's (an embedding, as a rule)"
     if bias is not None and uses.parameters[id(bias)] > 1:

@@ -62,7 +62,7 @@ def convert_streaming(
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     model, files = open_model_files(source)
     where = linear_layers() if where is None else where
-    sources, skipped = choose(model, where, split_fused)
+    sources, skipped = choose(model, where, split_fused, config)
     blocks = find_blocks(model, sources)
     batches = None if calibration is None else [_on_cpu(batch) for batch in calibration]
     if batches is not None and not batches:

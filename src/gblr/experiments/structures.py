@@ -77,7 +77,7 @@ def _convert_to_monarch_(
     model: nn.Module, where: Filter, spent: Cost, target: float, batches: list[Any] | None, sensitivity: bool
 ) -> Mapping[str, Tensor]:
     """Shape by shape; what all layers see is measured before, in the dense model, as for other methods."""
-    sources, _ = choose(model, where, split_fused=True)
+    sources, _ = choose(model, where, split_fused=True, config=MonarchConfig(target))
     mults = {layer.name: layer.dense_mults for layer in spent.layers}
     shapes: dict[Shape, list[Source]] = {}
     for source in sources:  # parts of a fused projection are matrices of their own

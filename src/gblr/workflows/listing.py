@@ -14,7 +14,7 @@ from gblr.layers.gaudi import GaudiModule
 from gblr.layers.structured import MatrixModule
 from gblr.workflows.block_ranks import with_block_rank
 from gblr.workflows.settings import Settings
-from gblr.workflows.variants import where_of
+from gblr.workflows.variants import config_of, where_of
 from gblr.workflows.wording import counted
 
 _SHOWN = 12
@@ -27,7 +27,7 @@ def list_layers(model: nn.Module, settings: Settings, example: Any = None) -> st
     """
     where = where_of(settings)
     check_something_left(model, settings)
-    sources, skipped = choose(model, where, split_fused=True)
+    sources, skipped = choose(model, where, split_fused=True, config=config_of(settings, settings.method))
     groups: dict[tuple[int, ...], list[str]] = {}
     for source in sources:
         groups.setdefault(tuple(source.weight.shape), []).append(source.name)

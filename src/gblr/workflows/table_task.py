@@ -32,7 +32,13 @@ def table_task(tables: dict[str, Any], request: Request) -> Task:
         num_classes = len(classes) if classes else int(parts[0][1].max()) + 1
         return text_class_task(parts[0], parts[1], num_classes, request)
     test_texts = strings(test, columns.text) if test is not None else None
-    return text_task(strings(train, columns.text), test_texts, request)
+    task = text_task(strings(train, columns.text), test_texts, request)
+    if columns.label:
+        task.remark = (
+            f"note: the column {columns.label!r} is not used, as {request.loaded.architecture} gives no scores of "
+            f"classes: what counts is {task.metric}"
+        )
+    return task
 
 
 def _images(train: Any, test: Any | None, columns: Columns, request: Request) -> ImageData:

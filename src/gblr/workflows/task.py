@@ -72,6 +72,7 @@ class Task:
     example: Any = None
     image_mean: tuple[float, ...] | None = None
     image_std: tuple[float, ...] | None = None
+    remark: str = ""  # for the user, on what of the data is not used
 
     def __post_init__(self) -> None:
         if self.example is None:
@@ -79,9 +80,9 @@ class Task:
 
     @property
     def note(self) -> str:
-        """A line for the user: how images are normalised; nothing of other data."""
+        """A line for the user: how images are normalised, or the remark on other data."""
         if self.image_mean is None or self.image_std is None:
-            return ""
+            return self.remark
         mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.image_mean, self.image_std))
         return f"images: scaled to [0, 1], mean {mean}, std {std}; `image_mean` and `image_std` of your model change it"
 
