@@ -32,6 +32,13 @@ ONNX: Sequence[Column] = (
     ("load, s", "load", ".2f"),
     ("load dense, s", "dense_load", ".2f"),
 )
+CALIBRATION: Sequence[Column] = (
+    ("the model runs in", "precision", ""),
+    ("calibration, s", "calibration", ".1f"),
+    ("sensitivity, s", "sensitivity", ".1f"),
+    ("refit, s", "refit", ".1f"),
+    ("difference to dense", "difference", ".4f"),
+)
 CPU_FLOORS: Sequence[Column] = (
     ("matrix", "case", ""),
     ("batch", "batch", ".0f"),
@@ -169,6 +176,7 @@ def conv_layers(record: Record) -> str:
 SPEED_TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("masks.json", ""): all_rows(MASKS),
     ("learner.json", ""): all_rows(LEARNER),
+    ("calibration.json", ""): all_rows(CALIBRATION, num_left=1),
     ("onnx.json", ""): all_rows(ONNX, num_left=2),
     ("gpu.json", ""): gpu_layers,
     ("gpu.json", "models"): gpu_models,
@@ -181,6 +189,9 @@ SPEED_TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("cpu.json", "models"): cpu_models,
 }
 SPEED_COMMANDS = {
+    "calibration.json": (
+        "python benchmarks/bench_calibration.py --model FILE.gguf --data DIR --out docs/results/calibration.json"
+    ),
     "masks.json": "python benchmarks/bench_masks.py --out docs/results/masks.json",
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
     "onnx.json": "python benchmarks/bench_onnx.py --out docs/results/onnx.json",
