@@ -5,7 +5,6 @@
 README.md is read without the docs' hook, so it has to hold the numbers; tests/test_docs.py compares them to the files.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from language_tables import distilled_by_cost, untrained_by_cost
 from results_tables import COMMANDS, RESULTS, cifar10
 from speed_tables import command_results
-from table_text import Record, markdown_table
+from table_text import Record, markdown_table, parsed
 from vision_tables import by_cost, converted_and_tuned
 
 README = Path(__file__).parents[2] / "README.md"
@@ -69,7 +68,7 @@ def block(table: str) -> str:
     path = RESULTS / file
     if not path.exists():
         return f"Not measured yet: `{COMMANDS[file]}` writes `docs/results/{file}`."
-    return TABLES[table](json.loads(path.read_text()))
+    return TABLES[table](parsed(path.read_text()))
 
 
 def with_tables(text: str) -> str:

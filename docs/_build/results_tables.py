@@ -5,7 +5,6 @@ another view of a file; `<!-- picture: minilm-stsb.png What it shows -->` for a 
 result file that is not there yet becomes a note which says how to make it.
 """
 
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from language_tables import LANGUAGE_COMMANDS, LANGUAGE_TABLES
 from speed_tables import SPEED_COMMANDS, SPEED_TABLES
-from table_text import Column, Record, all_rows, cell, markdown_table
+from table_text import Column, Record, all_rows, cell, markdown_table, parsed
 from vision_tables import VISION_COMMANDS, VISION_TABLES
 
 DOCS = Path(__file__).parents[1]
@@ -198,7 +197,7 @@ def render(name: str, view: str = "") -> str:
     table = TABLES[name, view]
     if not (RESULTS / name).exists():
         return not_measured(name)
-    record = json.loads((RESULTS / name).read_text())
+    record = parsed((RESULTS / name).read_text())
     text = table(record)
     has_rows = len(text.splitlines()) > 2  # heading and rule
     return f"{text}\n\n{source(name, record)}" if has_rows else not_measured(name)

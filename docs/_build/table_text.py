@@ -1,10 +1,20 @@
 """Tables as Markdown: what all files that make them share."""
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 Record = dict[str, Any]
 Column = tuple[str, str, str]  # heading, key of a row, how to format its value
+
+
+def parsed(text: str) -> Record:
+    """A result file; its words for what JSON has no numbers for become these numbers."""
+
+    def numbers(found: Record) -> Record:
+        return {key: float(value) if value in ("nan", "inf", "-inf") else value for key, value in found.items()}
+
+    return json.loads(text, object_hook=numbers)
 
 
 def cell(row: Record, key: str, digits: str) -> str:

@@ -1,6 +1,7 @@
 """The recipes with text: every one in small, shared fits, pauses, the data they read, and what is published of them."""
 
 import json
+import math
 import os
 import runpy
 import signal
@@ -19,7 +20,7 @@ from gblr.experiments import corpora, minilm_stsb, publish_language, smollm2_wik
 from gblr.experiments.field import Paused, Place
 from gblr.experiments.language import LANGUAGE, main
 from gblr.experiments.store import Store
-from gblr.experiments.sweep import Sweep, parse, smoke_runs
+from gblr.experiments.sweep import Sweep, chosen, parse, smoke_runs, with_best_rate
 from gblr.experiments.text_models import text_model
 from gblr.experiments.text_run import TextRun, kind
 from gblr.experiments.text_tasks import WindowBatches, generated_sentences, generated_windows
@@ -85,6 +86,47 @@ def test_a_run_waits_for_the_fit_that_it_shares(tmp_path):
     assert runs[tuned].fit == runs[first].fit and runs[first].fit != runs[first].to_dict()
     sweep.waiting.remove(first)
     assert sweep.reason_to_wait(runs[tuned]) == ""
+
+
+def test_trials_that_lost_the_model_are_the_worst(tmp_path):
+    run, store = (
+        replace(smollm2_wikitext.RECIPE.runs(1)["smollm2-dense-tuned-seed0"], trials="trial-x-lr*"),
+        Store(tmp_path),
+    )
+    for lr, value in ((1e-4, float("inf")), (3e-4, 30.0), (1e-3, float("nan"))):
+        name = f"trial-x-lr{lr:g}"
+        store.write(name, record(name, replace(run, lr=lr), value, 1.0))
+    found, trials = with_best_rate(run, store, LANGUAGE)
+    assert found.lr == 3e-4 and trials == {"0.0001": -math.inf, "0.0003": -30.0, "0.001": -math.inf}
+
+
+def test_epochs_of_the_command_are_those_of_runs_that_train():
+    recipe = smollm2_wikitext.RECIPE
+    runs = chosen(recipe, LANGUAGE, parse(recipe, LANGUAGE, ["--epochs", "2"]))
+    assert {run.epochs for run in recipe.runs(1).values()} == {0.0, 0.1, 1.0}
+    assert {(recipe.runs(1)[name].epochs > 0, run.epochs) for name, run in runs.items()} == {(False, 0.0), (True, 2.0)}
+
+
+def test_a_fit_of_another_model_is_not_taken(tmp_path):
+    place = Place(state=tmp_path / "a.state")
+    one = kind("low-rank", "low rank", calibration=16)
+    made(one, place)
+    (file,) = tmp_path.glob("fits/*/record.json")
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | {"weights": kept["weights"] + 1, "fit_seconds": 1e9}))
+    assert made(one, place)["fit_seconds"] < 1e9
+    file.write_text(json.dumps(kept | {"fit_seconds": 1e9}))
+    assert made(one, place)["fit_seconds"] == 1e9 and "weights" not in made(one, place)
+
+
+def test_lost_models_are_published_and_told_of(published, tmp_path, monkeypatch):
+    store = Store(tmp_path / "runs" / "smollm2-wikitext")
+    for name, value in (("smollm2-monarch-0.5-seed0", float("nan")), ("smollm2-blast-0.5-seed0", float("inf"))):
+        store.write(name, record(name, smollm2_wikitext.RECIPE.runs(1)[name], value, 0.5, fitted={"wikitext2": value}))
+    assert publish_language.main() == 0
+    table = HOOK["render"]("smollm2-wikitext.json", "untrained")
+    assert "| Monarch |  |  |  | nan |  | 0.500 |" in table and "| BLAST |  |  |  | inf |" in table
+    assert '"nan"' in (published / "results" / "smollm2-wikitext.json").read_text()  # as JSON has no such number
 
 
 def test_trained_weights_must_be_named(tmp_path):

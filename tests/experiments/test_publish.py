@@ -151,6 +151,24 @@ def test_rows_of_runs_made_elsewhere_stay_if_asked(tmp_path, monkeypatch):
     assert published({1: 82.0}) == {1: 82.0}
 
 
+def test_a_file_names_the_devices_of_rows_that_stay(tmp_path, monkeypatch):
+    def published(seed, device):
+        runs, name = tmp_path / device, f"vit384-dense-seed{seed}"
+        made = record(name, 80.0, Run("vit384", "dense", seed=seed), 1.0) | {
+            "device": device,
+            "torch": f"torch {device}",
+        }
+        Store(runs / "cifar10-vit").write(name, made)
+        monkeypatch.setattr(sys, "argv", ["x", "--runs", str(runs), "--docs", str(tmp_path / "docs"), "--keep"])
+        assert publish.main() == 0
+        file = json.loads((tmp_path / "docs" / "results" / "cifar10-vit.json").read_text())
+        return file["device"], file["torch"]
+
+    assert published(0, "A") == ("A", "torch A")
+    assert published(1, "B") == published(1, "B") == ("A, B", "torch A, torch B")
+    assert published(0, "B") == ("B", "torch B")  # its folder has both now: no row stays
+
+
 def test_rows_stay_only_until_a_trial_finds_a_better_rate(tmp_path, monkeypatch):
     file, runs = tmp_path / "docs" / "results" / "cifar10-vit.json", tmp_path / "runs"
     names = {lr: f"trial-vit384-dense-lr{lr:g}" for lr in (5e-4, 1e-3)}

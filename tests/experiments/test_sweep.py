@@ -1,15 +1,19 @@
 import json
 import os
+import signal
+import time
 from dataclasses import fields, replace
 from fnmatch import fnmatch
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gblr.cli.reproduce import RECIPES
 from gblr.experiments import check as checking
 from gblr.experiments import cifar10_vit, imagenet_vit_scratch
-from gblr.experiments.field import Place
+from gblr.experiments.field import Paused, Place
 from gblr.experiments.publishing import stored_runs
 from gblr.experiments.run import Run
 from gblr.experiments.store import Store, write
@@ -175,6 +179,98 @@ def test_the_twin_of_a_network_is_kept_for_trials_and_is_no_result(tmp_path):
         perform(recipe, FIELD, name, FIELD.tiny(runs[name], 1), FIELD.smoke_task(recipe), waits.store, Place(tmp_path))
     assert waits.reason_to_wait(runs[trial]) == "" and not waits.store.path(trial, ".model.pt").exists()
     assert [record["name"] for record in stored_runs(recipe, tmp_path)] == [trial]
+
+
+def test_a_twin_from_which_no_run_is_left_to_start_is_not_made(tmp_path):
+    recipe, twin = VISION["cifar10-resnet"], "twin-resnet20"
+    runs = {name: run for name, run in recipe.runs(1).items() if name.startswith((twin, "trial"))}
+    rows = [{"name": name, "lr": run.lr, "accuracy": 80.0} for name, run in runs.items() if name != twin]
+
+    def left(*published):
+        write(tmp_path / "cifar10-resnet.json", {"command": "x"}, list(published))
+        options = ["--data", "x", "--out", str(tmp_path / "runs"), "--published", str(tmp_path)]
+        found = Sweep(recipe, FIELD, runs, parse(recipe, FIELD, options))
+        lines = listing(runs, found.store, FIELD)
+        assert lines[-1] == f"{len(found.waiting)} of {len(runs)} left"
+        return found.waiting, lines
+
+    assert left(*rows)[0] == [] and left(*rows)[1][0].startswith(f"{twin}  (not needed")
+    assert left(*rows[1:])[0] == [twin, rows[0]["name"]]
+    assert sweep(tmp_path, recipe, {twin: runs[twin]}).waiting == [twin]  # asked for by its name
+
+
+def test_paused_trials_are_waited_for(tmp_path):
+    runs = {name: run for name, run in cifar10_vit.runs(1).items() if "384-dense" in name}
+    waits = sweep(tmp_path, cifar10_vit.RECIPE, runs)
+    waits.paused, waits.waiting = [name for name in runs if name != DENSE_RUN], [DENSE_RUN]
+    assert waits._startable() is None
+
+
+def test_a_run_waits_for_its_start_that_is_made_again(tmp_path):
+    recipe, start = VISION["cifar10-resnet"], "twin-resnet20"
+    runs = {name: run for name, run in recipe.runs(1).items() if name == start or run.source.endswith(start)}
+    waits = sweep(tmp_path, recipe, runs)
+    waits.store.save_model(start, {})
+    trial = next(name for name in runs if name != start)
+    assert waits.reason_to_wait(runs[trial]) == f"for {start}"
+
+
+def test_a_state_of_another_rate_is_not_continued(tmp_path, capsys):
+    store, run = Store(tmp_path), FIELD.tiny(cifar10_vit.runs(1)[DENSE_RUN], 1)
+    place = Place(tmp_path, state=store.path(DENSE_RUN, ".state"))
+    steps = cifar10_vit.RECIPE, FIELD, DENSE_RUN, run, FIELD.smoke_task(cifar10_vit.RECIPE), store
+    with pytest.raises(Paused):
+        perform(*steps, replace(place, deadline=0.0))
+    with pytest.raises(Paused):
+        perform(*steps, replace(place, deadline=0.0))
+    assert "goes on after epoch 0" in capsys.readouterr().out
+    store.write("trial-vit384-dense-lr0.002", {"config": {"lr": 2e-3}, "test": {"accuracy": 71.0}})
+    perform(*steps, place)
+    told = capsys.readouterr().out
+    assert "starts anew" in told and "goes on" not in told and store.rate(DENSE_RUN) == 2e-3
+    assert not place.state.exists() and not store.path(DENSE_RUN, ".settings").exists()
+
+
+def test_a_sweep_that_is_terminated_ends_its_runs(tmp_path, monkeypatch):
+    def mine(*_):
+        pytest.fail("the sweep would die, and its runs live on")
+
+    ended, before = [], signal.signal(signal.SIGTERM, mine)
+    waits = sweep(tmp_path, cifar10_vit.RECIPE, {})
+    waits.running = {"a": SimpleNamespace(terminate=lambda: ended.append("a"))}
+    monkeypatch.setattr(time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        with pytest.raises(SystemExit):
+            waits.go()
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended == ["a"]
+
+
+def test_half_a_letter_in_a_log_does_not_end_the_sweep(tmp_path):
+    waits = sweep(tmp_path, cifar10_vit.RECIPE, {})
+    waits.store.path("a", ".log").write_bytes("fit ━".encode()[:-1])
+    assert waits._last_line("a").startswith("fit")
+
+
+def test_every_pattern_must_match(tmp_path):
+    with pytest.raises(ValueError, match="no run matches vit383-"):
+        main(cifar10_vit.RECIPE, ["--only", "trial-*", "vit383-*", "--list", "--out", str(tmp_path)])
+
+
+def test_two_processes_may_save_the_same_file_at_once(tmp_path, monkeypatch):
+    store, write_out = Store(tmp_path), torch.save
+
+    def both(content, file):
+        write_out(content, file)
+        monkeypatch.setattr(torch, "save", write_out)
+        other = os.fork() or (store.save(tmp_path / "fit.pt", {"a": 1}), os._exit(0))
+        os.waitpid(other, 0)
+
+    monkeypatch.setattr(torch, "save", both)
+    store.save(tmp_path / "fit.pt", {"a": 2})
+    assert torch.load(tmp_path / "fit.pt") == {"a": 2}
 
 
 def test_the_best_trial_gives_the_rate(tmp_path):

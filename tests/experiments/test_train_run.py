@@ -84,6 +84,19 @@ def test_runs_that_differ_in_their_training_share_a_fit(task, tmp_path, monkeypa
     assert replace(run, seed=3, epochs=9, structure_lr=1e-3).fit_key == run.fit_key
 
 
+def test_a_fit_of_other_weights_is_not_taken(task, tmp_path):
+    fitted = tiny_run(FINETUNED[3].run("vit384", 0.3, source="weights", calibration=32))
+    train_run(fitted, task, state=tmp_path / "a.state")
+    other = replace(fitted, seed=1)  # a tiny network starts from the random weights of its seed
+    shared = train_run(other, task, state=tmp_path / "b.state").record
+    assert shared["before"] == train_run(other, task).record["before"]
+
+
+def test_a_baseline_that_is_lost_in_training_has_a_result(task):
+    record = train_run(replace(tiny_run(BASELINES[0].run("vit384", 0.3)), lr=1e30), task).record
+    assert math.isnan(record["test"]["loss"]) and {row["rank"] for row in record["layers"].values()} == {None}
+
+
 def test_results_are_plain_json_with_everything_a_table_needs(task):
     record = train_run(tiny_run(LEARNED[0].run("vit384", 0.3)), task).record
     stored = json.loads(json.dumps(plain(record), allow_nan=False))

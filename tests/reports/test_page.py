@@ -216,4 +216,5 @@ def test_numbers_say_what_they_mean():
     loss = Metric("perplexity", "", higher_is_better=False)
     assert metric_value(19.2412, loss) == "19.24" and metric_change(19.5, 19.24, loss) == "+0.260"
     assert metric_change(97.5, 97.5, Metric("accuracy", "%")) == "same as dense"
+    assert metric_change(0.85123, 0.8512, Metric("spearman")) == "+3.00e\u221205"
     assert percent(None) == "\u2013" and percent(0.0004) == f"0.04{THIN}%"

@@ -88,6 +88,11 @@ def checksum(tensor: Tensor) -> int:
     return zlib.crc32(values)
 
 
+def weights_checksum(model: nn.Module) -> int:
+    """Of all tensors of a model, with their names."""
+    return zlib.crc32(repr([(name, checksum(tensor)) for name, tensor in model.state_dict().items()]).encode())
+
+
 def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
     from safetensors.torch import save_file as save  # here, since it is a quarter of the time that `import gblr` takes
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gblr.atomic import appearing
 from gblr.data.cifar import MEAN, STD, load_cifar10, load_cifar100
 from gblr.data.folder import read_image_folder
 from gblr.data.images import ImageBatches, ImageSet
@@ -103,9 +104,8 @@ def _cached(kind: str, folder: Path, cache: Path | None) -> tuple[ImageSet, Imag
     train, test = load_cifar100(folder) if kind == "cifar100" else load_cifar10(folder)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_suffix(".new")
-        torch.save([train.images, train.labels, test.images, test.labels], new)
-        new.replace(file)
+        with appearing(file) as new:  # sweeps of two recipes may begin at once
+            torch.save([train.images, train.labels, test.images, test.labels], new)
     return train, test
 
 

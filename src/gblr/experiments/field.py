@@ -1,6 +1,7 @@
 """What kinds of experiments have in common, for the sweep that makes them: vision, and language."""
 
 import abc
+import json
 import shutil
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
+from gblr.atomic import write_json
 from gblr.experiments.run import Recipe
 from gblr.experiments.store import Record
 
@@ -43,8 +45,25 @@ class Place:
     eager: bool = False
     say: Callable[[str], None] = lambda line: None
 
+    @property
+    def _settings(self) -> Path | None:
+        return None if self.state is None else self.state.with_suffix(".settings")
+
+    def is_of(self, settings: Record) -> bool:
+        """Whether what is kept belongs to a run with these: between two calls trials may have found a better rate."""
+        file = self._settings
+        return file is None or not file.exists() or json.loads(file.read_text()) == settings
+
+    def note(self, settings: Record) -> None:
+        """With which settings the run is made that keeps its state here."""
+        if self._settings is not None:
+            self._settings.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._settings, settings)
+
     def forget(self) -> None:
         """What is kept for a continuation, a file or a folder."""
+        if self._settings is not None:
+            self._settings.unlink(missing_ok=True)
         if self.state is not None and self.state.is_dir():
             shutil.rmtree(self.state)
         elif self.state is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gblr.experiments.run import TWIN, Recipe, StructuredRun
-from gblr.experiments.store import Record, Store, by_rate, rate_of, read_rows, write
+from gblr.experiments.store import Record, Store, by_rate, parsed, plain, rate_of, write
 
 _COLORS = 128  # of a picture
 MOST_SEEDS = 100  # a store may hold more seeds than the recipe asks for
@@ -71,17 +71,25 @@ def write_rows(
     """The rows of the result file: those given and, to `keep` them, the present ones of runs not made anew."""
     file, head = docs / "results" / recipe.result_file, head_of(recipe, records)
     if keep and file.exists():
-        made, found = {row["name"] for row in rows}, {row["name"]: row for row in (*read_rows(file), *rows)}
+        present = parsed(file.read_text())
+        made, found = {row["name"] for row in rows}, {row["name"]: row for row in (*present["rows"], *rows)}
         runs = {name: run for name, run in recipe.runs(MOST_SEEDS).items() if name in found}
         rows = [
             found[name]
             for name, run in runs.items()
             if name in made or not has_better_rate(run, found[name], found, goodness)
         ]
+        if any(row["name"] not in made for row in rows):
+            head |= _both_heads(present, head)
     if devices := {row["device"]: None for row in rows if "device" in row}:
         head["device"] = ", ".join(devices)
-    write(file, head, rows)
+    write(file, head, plain(rows, digits=17))  # rounded when they were stored
     return rows
+
+
+def _both_heads(present: Record, head: Record) -> Record:
+    """Devices and versions of torch of a file whose rows were made here and elsewhere."""
+    return {key: ", ".join(dict.fromkeys([*present[key].split(", "), head[key]])) for key in ("device", "torch")}
 
 
 def has_better_rate(

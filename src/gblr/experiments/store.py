@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 from gblr.atomic import appearing
 
 Record = dict[str, Any]
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Store:
@@ -33,7 +33,7 @@ class Store:
         return self.path(name).exists() or name in self.published
 
     def read(self, name: str) -> Record:
-        return json.loads(self.path(name).read_text())
+        return parsed(self.path(name).read_text())
 
     def matching(self, pattern: str) -> list[Record]:
         """Results of the runs whose names match, in the order of their names; of published ones, their rows."""
@@ -73,9 +73,8 @@ class Store:
 
     def save(self, file: Path, content: Any) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_name(f".{file.name}.new")
-        torch.save(content, new)
-        os.replace(new, file)
+        with appearing(file) as new:  # several processes may make the same fit at once
+            torch.save(content, new)
 
 
 def rate_of(record: Record) -> float:
@@ -84,8 +83,9 @@ def rate_of(record: Record) -> float:
 
 
 def by_rate(trials: Sequence[Record], goodness: Callable[[Record], float]) -> dict[float, float]:
-    """How good trials of learning rates were, by their rates."""
-    return {rate_of(trial): goodness(trial) for trial in trials}
+    """How good trials of learning rates were, by their rates; one that ended in NaN is worse than any other."""
+    found = {rate_of(trial): goodness(trial) for trial in trials}
+    return {rate: -math.inf if math.isnan(value) else value for rate, value in found.items()}
 
 
 def plain(value: Any, digits: int = 6) -> Any:
@@ -99,9 +99,18 @@ def plain(value: Any, digits: int = 6) -> Any:
     return value
 
 
+def parsed(text: str) -> Record:
+    """What `plain` made ready, with numbers in place of its words: a perplexity may be infinite or NaN."""
+
+    def numbers(found: Record) -> Record:
+        return {key: _WORDS.get(value, value) if isinstance(value, str) else value for key, value in found.items()}
+
+    return json.loads(text, object_hook=numbers)
+
+
 def read_rows(file: Path) -> list[Record]:
     """Of a file that `write` wrote with rows."""
-    return json.loads(file.read_text())["rows"]
+    return parsed(file.read_text())["rows"]
 
 
 def write(file: Path, content: Record, rows: list[Record] | None = None) -> None:

@@ -3,10 +3,13 @@
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,7 +20,7 @@ import torch
 from gblr.experiments.check import check
 from gblr.experiments.field import Field, Paused, Place
 from gblr.experiments.run import TWIN, Recipe
-from gblr.experiments.store import Record, Store, by_rate
+from gblr.experiments.store import Record, Store, by_rate, plain
 
 _PAUSED = 75  # exit code of a run whose time was over: sysexits' "try again"
 _STATUS_SECONDS = 30.0
@@ -72,10 +75,11 @@ def _variable(name: str) -> Path | None:
 def chosen(recipe: Recipe, field: Field, args: argparse.Namespace) -> dict[str, Any]:
     every: Mapping[str, Any] = recipe.runs(args.seeds)
     runs = {name: run for one in args.only or ["*"] for name, run in every.items() if fnmatch(name, one)}
-    if not runs:
-        raise ValueError(f"no run matches {' '.join(args.only)}; the names are those of --list.")
-    if args.epochs:
-        runs = {name: replace(run, epochs=type(run.epochs)(args.epochs)) for name, run in runs.items()}
+    if unknown := [one for one in args.only or () if not any(fnmatch(name, one) for name in every)]:
+        raise ValueError(f"no run matches {' '.join(unknown)}; the names are those of --list.")
+    if args.epochs:  # of runs that train at all
+        longer = {name: replace(run, epochs=type(run.epochs)(args.epochs)) for name, run in runs.items() if run.epochs}
+        runs |= longer
     return {name: field.tiny(run, int(args.epochs or 2)) for name, run in runs.items()} if args.tiny else runs
 
 
@@ -95,17 +99,28 @@ def _store(recipe: Recipe, args: argparse.Namespace) -> Store:
 
 def listing(runs: Mapping[str, Any], store: Store, field: Field) -> list[str]:
     """A line for each run, and how many are left to be made; of those that are there, with their rates."""
-    lines, left = [], 0
+    lines, left = [], left_of(runs, store, field)
     for name, run in runs.items():
         if not store.has(name):
-            left += 1
-            lines.append(name)
-        elif is_outdated(run, name, store, field):
-            left += 1
+            lines.append(name if name in left else f"{name}  (not needed: all runs that start from it are there)")
+        elif name in left:
             lines.append(f"{name}  (there, but {with_best_rate(run, store, field)[0].lr:g} is now the best rate)")
         else:
             lines.append(f"{name}  (there, rate {store.rate(name):g})")
-    return [*lines, f"{left} of {len(runs)} left"]
+    return [*lines, f"{len(left)} of {len(runs)} left"]
+
+
+def left_of(runs: Mapping[str, Any], store: Store, field: Field) -> list[str]:
+    """Names of the runs to be made. A twin is no result: where all that starts from it is there, published ones too,
+    nothing needs it.
+    """
+    left = [name for name, run in runs.items() if not store.has(name) or is_outdated(run, name, store, field)]
+
+    def is_needed(twin: str) -> bool:
+        starting = [name for name, run in runs.items() if run.source.partition("/")[2] == twin]
+        return not starting or not set(starting).isdisjoint(left)
+
+    return [name for name in left if not name.startswith(TWIN) or is_needed(name)]
 
 
 def is_outdated(run: Any, name: str, store: Store, field: Field) -> bool:
@@ -134,6 +149,10 @@ def one(recipe: Recipe, field: Field, name: str, run: Any, args: argparse.Namesp
 
 def perform(recipe: Recipe, field: Field, name: str, run: Any, task: Any, store: Store, place: Place) -> Record:
     run, trials = with_best_rate(run, store, field)
+    if not place.is_of(plain(run.to_dict())):
+        print("starts anew: it was paused with other settings, or another rate", flush=True)
+        place.forget()
+    place.note(plain(run.to_dict()))
     result = field.make(run, task, replace(place, say=lambda line: print(line, flush=True)))
     head: Record = {"name": name, "recipe": recipe.name, "config": run.to_dict(), "seed": run.seed}
     head |= {"commit": os.environ.get("GBLR_COMMIT", ""), "device": _device_name(place.device)}
@@ -185,7 +204,7 @@ class Sweep:
         self.deadline = time.time() + self.args.time if self.args.time else float("inf")
         self.last_start = min(self.deadline, time.time() + self.args.start if self.args.start else float("inf"))
         self.outdated = [name for name, run in self.runs.items() if is_outdated(run, name, self.store, self.area)]
-        self.waiting = [name for name in self.runs if not self.store.has(name) or name in self.outdated]
+        self.waiting = left_of(self.runs, self.store, self.area)
         self.told = time.time()
 
     def go(self) -> int:
@@ -194,17 +213,27 @@ class Sweep:
             print(f"{self.args.published} has no {self.recipe.result_file}: nothing is published yet", flush=True)
         if self.outdated:
             print(f"made again, as the best of their trials has another rate: {', '.join(self.outdated)}", flush=True)
-        try:
+        with self._ending_its_runs():
             while self.running or self._startable():
                 while len(self.running) < self.args.workers and (name := self._startable()):
                     self._start(name)
                 time.sleep(0.2)
                 self._gather()
                 self._tell()
+        return self._end()
+
+    @contextmanager
+    def _ending_its_runs(self) -> Iterator[None]:
+        """However the sweep ends, SIGTERM included: runs that outlive it would be made twice, side by side."""
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number)) if is_main else None
+        try:
+            yield
         finally:
             for process in self.running.values():
                 process.terminate()
-        return self._end()
+            if is_main:
+                signal.signal(signal.SIGTERM, before)
 
     def _startable(self) -> str | None:
         if time.time() >= self.last_start:
@@ -212,14 +241,18 @@ class Sweep:
         return next((name for name in self.waiting if not self.reason_to_wait(self.runs[name])), None)
 
     def reason_to_wait(self, run: Any) -> str:
-        """A run waits for those of this sweep that choose its rate, and for the model that it starts from."""
-        pending = [*self.waiting, *self.running]
+        """A run waits for those of this sweep that choose its rate, paused ones too, and for the model that it starts
+        from.
+        """
+        pending = [*self.waiting, *self.running, *self.paused]
         if run.trials and (trials := [name for name in pending if fnmatch(name, run.trials)]):
             return f"for {trials[0]}"
         if run.after and (first := [name for name in pending if fnmatch(name, run.after)]):
             return f"for {first[0]}"
         if "/" in run.source:
             place, _, name = run.source.partition("/")
+            if Path(place) == self.recipe.place and name in pending:  # made again, perhaps: what is there is outdated
+                return f"for {name}"
             if not Store(self.args.out / place).path(name, ".model.pt").exists():
                 return f"for the model of `gblr reproduce {place} --only {name}`"
         return ""
@@ -250,7 +283,8 @@ class Sweep:
             print(f"{name}: {'failed: ' if name in self.failed else ''}{self._last_line(name)}", flush=True)
 
     def _last_line(self, name: str) -> str:
-        lines = self.store.path(name, ".log").read_text().strip().splitlines()
+        text = self.store.path(name, ".log").read_text(errors="replace")  # a letter may be half written
+        lines = text.strip().splitlines()
         return lines[-1] if lines else ""
 
     def _tell(self) -> None:

@@ -19,6 +19,7 @@ from gblr.atomic import write_json
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.cost import cost
 from gblr.conversion.harden import harden_
+from gblr.conversion.tensor_files import weights_checksum
 from gblr.experiments.field import Paused, Place, Result
 from gblr.experiments.store import Record
 from gblr.experiments.structures import structure_
@@ -81,10 +82,13 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
     if run.method == "dense":
         return {"target": 1.0}
     folder = None if place.state is None or not run.source else place.state.parent / "fits" / run.fit_key
+    weights = None if folder is None else weights_checksum(model)
     if folder is not None and (folder / "record.json").exists():
-        load_(model, folder)
-        model.to(place.device)
-        return json.loads((folder / "record.json").read_text())
+        kept = json.loads((folder / "record.json").read_text())
+        if kept.pop("weights", weights) == weights:  # else the model it starts from is another
+            load_(model, folder)
+            model.to(place.device)
+            return kept
     record: Record = {}
     calibration = task.calibration(run.calibration) if run.calibration else None
     begin = time.perf_counter()
@@ -106,8 +110,9 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
         record |= {"refit_seconds": time.perf_counter() - begin, "refitted": task.judge(model, all_metrics=False)}
         place.say(f"refitted in {record['refit_seconds']:.0f} s: {_told(record['refitted'])}")
     if folder is not None and not run.held_out:
+        (folder / "record.json").unlink(missing_ok=True)
         save_pretrained(model, folder)
-        write_json(folder / "record.json", record)  # last: a fit that is there is complete
+        write_json(folder / "record.json", record | {"weights": weights})  # last: a fit that is there is complete
     return record
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from gblr.conversion.cost import Cost, cost
 from gblr.conversion.harden import harden_
+from gblr.conversion.tensor_files import weights_checksum
 from gblr.experiments.datasets import Task
 from gblr.experiments.field import Paused, Result
 from gblr.experiments.networks import NETWORKS, build_network, load_network
@@ -86,11 +87,13 @@ def _converted(
     weights, which take long, are kept in `fits`, for the runs that differ in their training alone.
     """
     kept = fits / f"{run.fit_key}.pt" if fits and run.source and run.method == "gaudi" else None
+    weights = None if kept is None else weights_checksum(model)
     if kept is not None and kept.exists():
         saved = torch.load(kept, map_location=task.device, weights_only=True)
-        found = _resumed(model, run, task, example, saved)
-        model.load_state_dict(saved["model"])
-        return found
+        if saved.get("weights", weights) == weights:  # else the network it starts from has been made again
+            found = _resumed(model, run, task, example, saved)
+            model.load_state_dict(saved["model"])
+            return found
     test = task.judging(task.test)
     record: dict[str, Any] = {"dense_start": judge(model, test) if run.source else None}
     calibration = task.calibration(run.calibration) if run.calibration else None
@@ -98,7 +101,7 @@ def _converted(
     record["target"] = structure_(model, run, NETWORKS[run.model].where, example, calibration).target
     record |= {"fit_seconds": time.perf_counter() - begin, "before": judge(model, test) if run.source else None}
     if kept is not None:
-        Store(kept.parent).save(kept, {"model": model.state_dict(), "record": record})
+        Store(kept.parent).save(kept, {"model": model.state_dict(), "record": record, "weights": weights})
     return record
 
 
@@ -155,7 +158,8 @@ def _by_type(spent: Cost) -> dict[str, Any]:
 def _layer(found: Any, module: MatrixModule) -> dict[str, Any]:
     weight = module.weight.float()
     row = {"type": found.type, "shape": list(weight.shape), "relative_cost": found.relative_cost}
-    row["rank"] = int(torch.linalg.matrix_rank(weight.cpu()))  # an SVD: minutes on a GPU that other runs fill
+    # An SVD: minutes on a GPU that other runs fill. A network that was lost in training has no rank.
+    row["rank"] = int(torch.linalg.matrix_rank(weight.cpu())) if bool(weight.isfinite().all()) else None
     if isinstance(module.matrix, PackedGBLR):
         row["live_blocks"] = module.matrix.structure.num_blocks
     return row

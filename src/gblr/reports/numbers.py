@@ -95,7 +95,7 @@ def metric_change(value: float, dense: float, metric: Metric) -> str:
     """
     change = value - dense
     shown = f"{abs(change):.2f}" if metric.unit == "%" else digits(abs(change), 3)
-    if float(shown) == 0:
+    if shown in ("0", "0.00"):
         return "same as dense"
     unit = "points" if metric.unit == "%" else metric.unit
     return f"{'+' if change > 0 else MINUS}{shown}{THIN}{unit}".rstrip(THIN)
