@@ -38,8 +38,8 @@ def allocate(
 
     Steps from choice to choice are taken in the order of gain per multiplication: exact for the cost that they reach
     where all steps of a layer cost the same, as spectra descend. Where later ranks are cheaper (triangular factors),
-    they come after the dear ones that they need. What is left over goes to layers whose next choices still fit, and what
-    pays for no choice to the layer that would gain most by one: formats that are more than low rank can use it.
+    they come after the dear ones that they need. What is left over goes to layers whose next choices still fit, and
+    what pays for no choice to the layer that would gain most by one: formats that are more than low rank can use it.
 
     >>> steps = [Choice(1, 10), Choice(2, 20)]
     >>> allocate([torch.tensor([3.0, 0.1]), torch.tensor([2.0, 2.0])], [steps, steps], [20, 20], total=30)
