@@ -222,6 +222,18 @@ def test_global_allocation_keeps_the_total_and_spends_it_where_it_helps(config):
     assert "global" in str(spread)
 
 
+@pytest.mark.parametrize("config", [LowRankConfig(0.5, "global", 8), GaudiConfig(0.5, "global", 16, steps=2)])
+def test_global_budgets_in_coarse_steps_are_spent(config):
+    """0.46 and 0.47, when low rank rounded down what each layer was given, and no layer was given part of a step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(3)), nn.Linear(96, 384), nn.Linear(384, 96))
+    with torch.no_grad():
+        for i, layer in enumerate(model):
+            u, s, v = torch.linalg.svd(layer.weight, full_matrices=False)
+            layer.weight.copy_((u * torch.logspace(0, -0.3 - 0.4 * i, len(s))) @ v)
+    assert 0.49 < convert_(model, config).relative_cost <= 0.5
+
+
 @pytest.mark.parametrize("allocation", ["uniform", "global"])
 def test_a_model_of_blocks_spends_what_it_was_given(allocation):
     """As low rank does: what a fit leaves is less than its smallest block, and steps of ranks are small here."""

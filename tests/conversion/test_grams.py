@@ -75,6 +75,19 @@ def test_layers_with_one_input_share_its_product_and_no_others(spoiled, generato
     assert {layer.positions for layer in found.values()} == {10}
 
 
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_streamed_block_shares_the_product_of_an_input_that_was_not_changed_in_between(spoiled, generator):
+    model = Attention(spoiled)
+    sources, _ = choose(model, linear_layers(include=("q", "k", "v", "o")), split_fused=True)
+    seen = grams.Grams(sources, lambda name, size: torch.zeros(size, size, dtype=torch.float64))
+    x = torch.randn(5, 8, generator=generator)
+    with torch.no_grad(), seen.hooked({s.name: s.module for s in sources}, lambda name: None):
+        model(x)
+    assert seen.owners["k"] == ("k" if spoiled else "q")
+    gram = x.double().T @ x.double() * (4 if spoiled else 1)
+    torch.testing.assert_close(seen.grams[seen.owners["k"]], gram, rtol=1e-5, atol=1e-5)
+
+
 def test_the_padding_of_another_batch_is_not_taken_for_this_one(generator):
     x, last = torch.randn(2, 3, 4, generator=generator), LastInputs()
     first = last.vectors(x, None, torch.tensor([[True, True, False], [True, False, False]]))

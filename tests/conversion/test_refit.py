@@ -1,6 +1,7 @@
 """Refits of layers that are called several times, stand in several places, or are frozen."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -188,3 +189,48 @@ def test_models_in_float64_are_refitted_in_float64(config, sensitivity, monkeypa
     refit_layers_(model, teacher, batches, "free", sensitivity=sensitivity)
     assert dtypes == {torch.float64}
     assert {p.dtype for p in model.parameters()} <= {torch.float64, torch.float32}  # structure is kept in float32
+
+
+class InPlace(nn.Module):
+    """What q gives, and what it was given, is changed before k runs on the same tensor: in place, or not."""
+
+    def __init__(self, in_place: str):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.in_place = nn.Linear(16, 16), nn.Linear(16, 16), in_place
+
+    def forward(self, x):
+        x = x + 0
+        q = self.q(x)
+        q = q.mul_(0.1) if self.in_place == "output" else q * 0.1
+        k = self.k(x.mul_(3) if self.in_place == "input" else x)
+        return q + k
+
+
+@pytest.mark.parametrize("in_place", ["output", "input"])
+def test_what_a_layer_gave_and_was_given_may_be_changed_before_the_next_with_that_input_runs(in_place):
+    errors = []
+    for way in (in_place, "nothing"):
+        teacher = InPlace(way)
+        model = copy.deepcopy(teacher)
+        gblr.convert_(model, gblr.LowRankConfig(0.5), calibration=batches(16))
+        errors.append({row.layer: (row.error_before, row.error) for row in refit_layers_(model, teacher, batches(16))})
+    assert errors[0]["q"] == pytest.approx(errors[1]["q"], rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+@pytest.mark.parametrize(
+    "config", [gblr.GaudiConfig(0.4, steps=1), gblr.BlastConfig(0.4, steps=5), gblr.MonarchConfig(0.4, steps=2)]
+)
+def test_weights_whose_squares_float32_does_not_hold_are_refitted_as_others_are(config, size):
+    power = 2.0 ** round(math.log2(size))
+    errors = []
+    for factor in (1.0, power):
+        torch.manual_seed(0)
+        teacher = nn.Sequential(nn.Linear(16, 16, bias=False))
+        teacher[0].weight.data *= factor
+        model = copy.deepcopy(teacher)
+        gblr.convert_(model, config, gblr.linear_layers(include=("0",)), batches(16))
+        (row,) = refit_layers_(model, teacher, batches(16), "free")
+        errors.append((row.error_before, row.error))
+    assert errors[0][1] < errors[0][0] and errors[1] == pytest.approx(errors[0], rel=1e-3)

@@ -94,3 +94,9 @@ def test_layers_whose_ranks_grow_cheaper_are_given_more():
     plain = [Choice(r, 16 * r) for r in range(1, 9)]
     budgets = allocate([falling, falling], [triangular, plain], [72, 72], total=72 + 16)
     assert budgets[0] > budgets[1] and sum(budgets) <= 88
+
+
+def test_what_pays_for_no_choice_goes_to_the_layer_that_would_gain_most_by_one():
+    spectra = [torch.tensor([2.0, 1.0]), torch.tensor([2.0, 1.9])]
+    assert allocate(spectra, equal_steps([10, 10], 2), [20, 20], 27) == [10, 17]
+    assert allocate(spectra, equal_steps([10, 10], 2), [20, 20], 44) == [20, 20]

@@ -107,6 +107,11 @@ def test_a_prepared_gram_has_a_mean_diagonal_of_1_and_can_be_factored(generator)
     assert torch.equal(prepare_gram(of_tiny_inputs.double()), 0.01 * torch.eye(2).double()[None])
 
 
+def test_a_weight_without_values_is_refused():
+    with raises_value_error("`weight`", "meta"):
+        fit(torch.empty(8, 8, device="meta"), LowRankConfig(0.5))
+
+
 def test_weights_that_are_no_matrix_of_finite_floats_are_refused():
     config = LowRankConfig(0.5)
     for bad in (float("nan"), float("inf")):

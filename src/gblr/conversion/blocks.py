@@ -132,7 +132,7 @@ def run_block(block: nn.Module, call: Call, hidden: Tensor) -> Any:
         args[0] = hidden
     else:
         kwargs["hidden_states"] = hidden
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():  # inference mode counts no versions
         return block(*args, **kwargs)
 
 

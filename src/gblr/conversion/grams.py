@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -77,6 +77,18 @@ def _is_same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
+class _Given(NamedTuple):
+    """An input of a layer, as it was then."""
+
+    tensor: Callable[[], Tensor | None]
+    version: int | None
+    layer: str
+
+    def was(self, x: Tensor) -> bool:
+        """Not if it was changed in between, or may have been."""
+        return self.tensor() is x and self.version is not None and self.version == version_of(x)
+
+
 class Grams:
     """Sums of X^T X for some layers; those that are given the very same tensor (q, k and v) share one."""
 
@@ -90,7 +102,7 @@ class Grams:
     @contextmanager
     def hooked(self, modules: Mapping[str, nn.Module], padding: Callable[[str], Tensor | None]) -> Iterator[set[str]]:
         """While a batch runs; yields the names of the layers that it has reached. `padding` is asked for each."""
-        given: list[tuple[Any, str]] = []
+        given: list[_Given] = []
         reached: set[str] = set()
 
         def hook(module: nn.Module, args: Any, kwargs: Any, name: str) -> None:
@@ -110,12 +122,12 @@ class Grams:
             for handle in handles:
                 handle.remove()
 
-    def _see(self, name: str, x: Tensor, given: list[tuple[Any, str]], padding: Tensor | None) -> None:
+    def _see(self, name: str, x: Tensor, given: list["_Given"], padding: Tensor | None) -> None:
         source = self.sources[name]
         if name not in self.owners:
-            same = (self.owners[o] for ref, o in given if ref() is x and self.sources[o].geometry == source.geometry)
-            self.owners[name] = next(same, name)
-        given.append((weakref.ref(x), name))
+            alike = (o.layer for o in given if o.was(x) and self.sources[o.layer].geometry == source.geometry)
+            self.owners[name] = next((self.owners[layer] for layer in alike), name)
+        given.append(_Given(weakref.ref(x), version_of(x), name))
         vectors = input_vectors(x, source.geometry, padding)
         self.positions[name] += vectors.shape[0]
         if self.owners[name] != name:

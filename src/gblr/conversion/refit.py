@@ -154,7 +154,7 @@ def _refit_set(
     for name, layer, of_layer in zip(names, layers, parts, strict=True):
         new = [part.layer for part in of_layer]
         replace_everywhere(model, {layer: SplitLinear(new, layer.runs) if isinstance(layer, SplitLinear) else new[0]})
-        total = max(sum(part.size for part in of_layer), 1e-30)
+        total = sum(part.size for part in of_layer) or 1.0
         before, after = (sum(part.errors[i] for part in of_layer) for i in range(2))
         found.append(Refitted(name, (before / total) ** 0.5, (after / total) ** 0.5))
     return found

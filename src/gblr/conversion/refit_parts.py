@@ -22,7 +22,7 @@ from gblr.fitting.config import (
     PixelflyConfig,
 )
 from gblr.fitting.descent import refit as refit_contents
-from gblr.fitting.fit import fit_batch, prepare_gram
+from gblr.fitting.fit import fit_batch, prepare_gram, unusual_size
 from gblr.fitting.gblr import refit_batch
 from gblr.fitting.metric import make_metric
 from gblr.fitting.svd import squared_error
@@ -66,6 +66,13 @@ class Part:
         rows = torch.ones_like(self.goal[:, 0]) if self.sensitivity is None else row_factors(self.sensitivity)
         self.rows = rows.to(self.goal)
         self.size = self._error(0 * self.goal)
+        unusual = unusual_size((self.rows[:, None] * self.goal)[None])
+        self.unusual = 1.0 if unusual is None else float(unusual)
+
+    @property
+    def factors(self) -> Float[Tensor, " out"] | None:
+        """What rows are multiplied by before a fit, and divided by after it."""
+        return None if self.sensitivity is None and self.unusual == 1 else self.rows / self.unusual
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,8 +84,8 @@ class Part:
 
     def take(self, fitted: StructuredMatrix) -> None:
         """The new matrix, unless it is worse than the present one; with the bias that belongs to it."""
-        if self.sensitivity is not None:
-            fitted = fitted.scale_rows((1 / self.rows).to(self.dtype))
+        if self.factors is not None:
+            fitted = fitted.scale_rows((1 / self.factors).to(self.dtype))
         self.errors = [self._error(m.to(torch.float64).to_dense()) for m in (self.matrix, fitted)]
         if not self.errors[1] < self.errors[0]:
             fitted, self.errors[1] = self.matrix, self.errors[0]
@@ -129,7 +136,8 @@ def _fit(parts: Sequence[Part], structure: Freedom, max_growth: float) -> list[S
     first = parts[0].matrix
     if not first.num_mults:
         return [part.matrix for part in parts]  # a layer that was given nothing stays so
-    goals = torch.stack([(part.rows[:, None] * part.goal).to(part.dtype) for part in parts])
+    goals = torch.stack([(part.goal if part.factors is None else part.factors[:, None] * part.goal) for part in parts])
+    goals = goals.to(parts[0].dtype)
     gram = torch.stack([part.gram.to(part.dtype) for part in parts])
     if isinstance(first, GBLRMatrix) and not _is_free(parts[0], structure):
         return [_with_new_contents(_scaled(parts[0]), goals, gram)]
@@ -141,7 +149,7 @@ def _fit(parts: Sequence[Part], structure: Freedom, max_growth: float) -> list[S
 
 
 def _scaled(part: Part) -> Any:
-    return part.matrix if part.sensitivity is None else part.matrix.scale_rows(part.rows.to(part.matrix.u.dtype))  # type: ignore[attr-defined]
+    return part.matrix if part.factors is None else part.matrix.scale_rows(part.factors.to(part.matrix.u.dtype))  # type: ignore[attr-defined]
 
 
 def _with_new_contents(matrix: GBLRMatrix, goal: Tensor, gram: Tensor) -> GBLRMatrix:

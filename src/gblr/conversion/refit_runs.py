@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gblr.conversion.block_runs import BlockRuns
@@ -79,10 +80,15 @@ def _has_other_names(model: nn.Module, names: Sequence[str]) -> bool:
 
 def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: bool) -> dict[str, list[Tensor]]:
     last = LastInputs()
+    found, kept = (torch.empty(0),) * 2  # the vectors of the last input, and a copy that layers with this input share
 
     def read(name: str, module: nn.Module, args: Any, kwargs: Any) -> Tensor:
+        nonlocal found, kept
         geometry, padding = getattr(module, "geometry", None), padding_of(model.batches[number], name, model.model)
-        return last.vectors(args[0] if args else next(iter(kwargs.values())), geometry, padding)
+        vectors = last.vectors(args[0] if args else next(iter(kwargs.values())), geometry, padding)
+        if vectors is not found:
+            found, kept = vectors, vectors.clone()
+        return kept
 
     def register(module: nn.Module, hook: Any) -> Any:
         return module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -94,8 +100,8 @@ def _outputs(teacher: BlockRuns, names: Sequence[str], number: int, ends_early: 
     def read(name: str, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if isinstance(module, nn.Conv2d):
             output = output.movedim(-3, -1)  # with or without a batch axis
-            return input_vectors(output.reshape(-1, output.shape[-1]), None, None)
-        return input_vectors(output, None, padding_of(teacher.batches[number], name, teacher.model))
+            return input_vectors(output.reshape(-1, output.shape[-1]), None, None).clone()
+        return input_vectors(output, None, padding_of(teacher.batches[number], name, teacher.model)).clone()
 
     def register(module: nn.Module, hook: Any) -> Any:
         return module.register_forward_hook(hook, prepend=True)  # before a hook of the user's changes the output
@@ -106,15 +112,16 @@ def _outputs(teacher: BlockRuns, names: Sequence[str], number: int, ends_early: 
 def _run(
     runs: BlockRuns, names: Sequence[str], number: int, register: Any, read: Callable[..., Tensor], ends_early: bool
 ) -> dict[str, list[Tensor]]:
-    """What `read` finds at each call of the layers. Ends the run once all were met, where they are called but once."""
+    """What `read` finds at each call of the layers: copies, as the run goes on and may change tensors in place. It ends
+    once all layers were met, where they are called but once.
+    """
     kept: dict[str, list[Tensor]] = {}
     ends_early = ends_early and not runs.ends_with(names)
     with ExitStack() as stack:
         for name in names:
 
             def hook(*args: Any, name: str = name) -> None:
-                value = read(name, *args)  # a copy where the run goes on: it may change tensors in place
-                kept.setdefault(name, []).append(value if ends_early else value.clone())
+                kept.setdefault(name, []).append(read(name, *args))
                 if ends_early and len(kept) == len(names):
                     raise _Reached
 

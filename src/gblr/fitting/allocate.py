@@ -38,7 +38,8 @@ def allocate(
 
     Steps from choice to choice are taken in the order of gain per multiplication: exact for the cost that they reach
     where all steps of a layer cost the same, as spectra descend. Where later ranks are cheaper (triangular factors),
-    they come after the dear ones that they need. What is left over goes to layers whose next choices still fit.
+    they come after the dear ones that they need. What is left over goes to layers whose next choices still fit, and
+    what pays for no choice to the layer that would gain most by one: formats that are more than low rank can use it.
 
     >>> steps = [Choice(1, 10), Choice(2, 20)]
     >>> allocate([torch.tensor([3.0, 0.1]), torch.tensor([2.0, 2.0])], [steps, steps], [20, 20], total=30)
@@ -69,7 +70,12 @@ def allocate(
         price = costs[step.layer][step.choice] - costs[step.layer][step.choice - 1]
         if taken[step.layer] == step.choice - 1 and price <= left:
             taken[step.layer], left = step.choice, left - price
-    return [mine[choice] for mine, choice in zip(costs, taken, strict=True)]
+    budgets = [mine[choice] for mine, choice in zip(costs, taken, strict=True)]
+    for step in steps:
+        if taken[step.layer] == step.choice - 1:
+            budgets[step.layer] += left
+            break
+    return budgets
 
 
 def _errors(spectrum: Float[Tensor, " rank"], choices: Sequence[Choice]) -> list[float]:

@@ -87,6 +87,8 @@ def check_weight(weight: Tensor, gram: Tensor | None) -> None:
         raise ValueError(
             f"`weight` must be a 2-D floating-point tensor; got {weight.dtype} of shape {tuple(weight.shape)}."
         )
+    if weight.is_meta:
+        raise ValueError("`weight` is on the meta device, so there is nothing to fit; load it first.")
     if not bool(weight.isfinite().all()):
         raise ValueError("`weight` must be finite; it holds NaN or infinity.")
     expected = (weight.shape[1], weight.shape[1])

@@ -3,8 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor
 
+from gblr.fitting.allocate import Choice
 from gblr.fitting.config import LowRankConfig
-from gblr.fitting.fit import fit_batch
+from gblr.fitting.fit import fit_batch, rank_choices
 from gblr.fitting.plan import refuse, whole_mults
 from gblr.fitting.svd import balance, weighted_svd
 from gblr.fitting.threads import Tick
@@ -20,6 +21,13 @@ def low_rank_rank(shape: tuple[int, int], mults: int, rank_multiple: int = 1) ->
     """
     rank = min(mults // sum(shape), *shape)
     return rank // rank_multiple * rank_multiple if rank >= rank_multiple else rank
+
+
+@rank_choices.register
+def _(config: LowRankConfig, shape: tuple[int, int]) -> list[Choice]:
+    """Those that `low_rank_rank` does not round down."""
+    ranks = range(1, min(shape) + 1)
+    return [Choice(k, k * sum(shape)) for k in ranks if k < config.rank_multiple or k % config.rank_multiple == 0]
 
 
 @fit_batch.register
