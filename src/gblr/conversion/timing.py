@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from gblr.fitting import graphs
+
 _GPU_CALLS = 5
 
 
@@ -34,16 +36,14 @@ def interleaved(
 
 
 def captured(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-    """All of them, one after the other, as one CUDA graph to be replayed."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.no_grad(), torch.cuda.stream(side):
-        for call in calls[:1]:
-            call()  # kernels are compiled, libraries ready
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        kept = [call() for call in calls]
+    """All of them, one after another, as a CUDA graph to be replayed; other such graphs may overwrite its results."""
+    kept: list[Any] = []
+    with torch.no_grad():
+        graph = graphs.captured(
+            lambda: kept.extend(call() for call in calls),
+            calls[0],  # kernels are compiled, libraries ready
+            torch.device("cuda", torch.cuda.current_device()),
+        )
 
     def replay(kept: Any = (calls, kept)) -> None:  # the graph reads and writes what they hold
         graph.replay()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-def captured(step: Callable[[], None], before: Callable[[], None], device: torch.device) -> Any:
+def captured(step: Callable[[], Any], before: Callable[[], Any], device: torch.device) -> Any:
     """`step` as a graph; `before` runs once, outside of it. What it leaves in memory of its own does not last: another
     graph may use the same.
     """
@@ -20,8 +20,8 @@ def captured(step: Callable[[], None], before: Callable[[], None], device: torch
     return graph
 
 
-def _capture(step: Callable[[], None], pool: Any) -> Any:
-    """Not by `torch.cuda.graph`, which gives all unused memory back first: fits capture hundreds of times."""
+def _capture(step: Callable[[], Any], pool: Any) -> Any:
+    """Not by `torch.cuda.graph`, which gives all unused memory back first: fits and planners capture hundreds."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool, "thread_local")
     try:
