@@ -48,6 +48,7 @@ def row_of(record: Record) -> Record:
     config = record["config"]
     row: Record = {"name": record["name"], "kind": kind_of(record), "trial": config["held_out"] > 0}
     row |= {key: config[key] for key in _SETTINGS} | {key: record[key] for key in _RESULTS}
+    row |= {"precision": config["precision"]} if config.get("precision", "float32") != "float32" else {}
     kept = () if row["trial"] else _IF_THERE
     return row | {key: record[key] for key in kept if record.get(key)}
 

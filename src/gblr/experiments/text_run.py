@@ -19,8 +19,9 @@ class TextRun(StructuredRun):
     result.
 
     `calibration` counts samples whose inputs weigh the errors of the fit. `refit` then takes layer after layer once
-    more, each on the inputs that the compressed model gives it. `epochs` of training follow: towards the `data`, or
-    towards the outputs of the dense model, the `teacher`. `structure` is free to move in both, or frozen.
+    more, each on the inputs that the compressed model gives it. `precision` is that of the model's products in both.
+    `epochs` of training follow: towards the `data`, or towards the outputs of the dense model, the `teacher`.
+    `structure` is free to move in refits and training, or frozen.
     """
 
     source: str = "weights"
@@ -30,6 +31,7 @@ class TextRun(StructuredRun):
     sigma: tuple[float, float] | None = None
     structure_lr: float = FITTED_STRUCTURE_LR
     refit: bool = False
+    precision: str = "float32"
     structure: Freedom = "free"
     aim: Aim = "data"
     epochs: float = 0.0
@@ -41,7 +43,7 @@ class TextRun(StructuredRun):
 
     @property
     def fit(self) -> dict[str, Any]:
-        return super().fit | {name: getattr(self, name) for name in ("refit", "structure", "seed")}
+        return super().fit | {name: getattr(self, name) for name in ("refit", "precision", "structure", "seed")}
 
 
 def trained(model: str, one: Kind, suffix: str, aim: Aim) -> Kind:

@@ -30,6 +30,7 @@ from gblr.layers.gaudi import GaudiModule
 from gblr.training.heal import heal_
 from gblr.training.loop import train
 from gblr.training.train_config import TrainConfig
+from gblr.workflows.measuring import measuring
 
 _ROWS = 20  # of the curve
 _TERMINATED = 128 + signal.SIGTERM
@@ -92,7 +93,8 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
     record: Record = {}
     calibration = task.calibration(run.calibration) if run.calibration else None
     begin = time.perf_counter()
-    found = structure_(model, run, TEXT_MODELS[run.model].where, task.example, calibration)
+    with measuring(run.precision, place.device):
+        found = structure_(model, run, TEXT_MODELS[run.model].where, task.example, calibration)
     record["target"] = found.target
     record["fit_seconds"] = time.perf_counter() - begin
     if place.device == "cuda":
@@ -103,10 +105,11 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
     if run.refit:
         assert teacher is not None
         begin = time.perf_counter()
-        heal_(
-            model, teacher, task.calibration(run.calibration), structure=run.structure,
-            sensitivity=run.sensitivity and found.sensitivity, max_growth=run.max_growth,
-        )  # fmt: skip
+        with measuring(run.precision, place.device):
+            heal_(
+                model, teacher, task.calibration(run.calibration), structure=run.structure,
+                sensitivity=run.sensitivity and found.sensitivity, max_growth=run.max_growth,
+            )  # fmt: skip
         record |= {"refit_seconds": time.perf_counter() - begin, "refitted": task.judge(model, all_metrics=False)}
         place.say(f"refitted in {record['refit_seconds']:.0f} s: {_told(record['refitted'])}")
     if folder is not None and not run.held_out:
