@@ -16,7 +16,15 @@ import torch
 
 from gblr.cli.reproduce import RECIPES
 from gblr.experiments import check as checking
-from gblr.experiments import corpora, minilm_stsb, publish_language, smollm2_wikitext, text_stages
+from gblr.experiments import (
+    cifar10_vit,
+    corpora,
+    gpt2_imdb,
+    minilm_stsb,
+    publish_language,
+    smollm2_wikitext,
+    text_stages,
+)
 from gblr.experiments.field import Paused, Place
 from gblr.experiments.language import LANGUAGE, main
 from gblr.experiments.store import Store
@@ -24,6 +32,7 @@ from gblr.experiments.sweep import Sweep, chosen, parse, smoke_runs, with_best_r
 from gblr.experiments.text_models import text_model
 from gblr.experiments.text_run import TextRun, kind
 from gblr.experiments.text_tasks import WindowBatches, generated_sentences, generated_windows
+from gblr.experiments.vision import VISION
 from tests.models.tiny_models import write_encoder, write_language_model
 from tests.shape_hook import shapes_unchecked
 
@@ -107,6 +116,34 @@ def test_epochs_of_the_command_are_those_of_runs_that_train():
     assert {(recipe.runs(1)[name].epochs > 0, run.epochs) for name, run in runs.items()} == {(False, 0.0), (True, 2.0)}
 
 
+def test_fits_are_measured_in_the_precision_that_is_asked_for(monkeypatch):
+    """As runs of their own, with fits of their own."""
+    recipe = minilm_stsb.RECIPE
+    runs = chosen(recipe, LANGUAGE, parse(recipe, LANGUAGE, ["--precision", "bfloat16"]))
+    name = "minilm-low-rank-0.5-seed0"
+    assert {run.precision for run in runs.values()} == {"bfloat16"}
+    assert runs[name].fit_key != recipe.runs(1)[name].fit_key
+    seen = []
+    for stage in ("structure_", "heal_"):
+        real = getattr(text_stages, stage)
+
+        def spy(*args, real=real, **kwargs):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(text_stages, stage, spy)
+    made(LOW_RANK, precision="bfloat16")
+    assert seen == [True, True]
+    made(LOW_RANK)
+    assert seen[2:] == [False, False]
+
+
+def test_recipes_without_fits_to_text_have_no_precision():
+    recipe = cifar10_vit.RECIPE
+    with pytest.raises(ValueError, match="--precision is for recipes with text"):
+        chosen(recipe, VISION, parse(recipe, VISION, ["--precision", "bfloat16"]))
+
+
 def test_a_fit_of_another_model_is_not_taken(tmp_path):
     place = Place(state=tmp_path / "a.state")
     one = kind("low-rank", "low rank", calibration=16)
@@ -167,6 +204,22 @@ def test_a_fit_is_kept_for_the_runs_that_train_it_further(tmp_path, monkeypatch)
     assert second["train_tokens"] == 48 * 24  # all windows, once
     with pytest.raises(TypeError):
         made(GBLR, place, cost=0.6)
+
+
+def test_trials_from_a_twin_share_their_fits(tmp_path):
+    """It is trained without the windows that judge them; fits of other trials are judged on other text than runs."""
+    runs = gpt2_imdb.RECIPE.runs(1)
+    trials = {name: run for name, run in runs.items() if run.source == "gpt2-imdb/twin-gpt2-imdb"}
+    twin = runs["twin-gpt2-imdb"]
+    assert len(trials) == 15 and {run.held_out for run in trials.values()} == {twin.held_out} == {500}
+    assert twin.epochs == runs["gpt2-imdb-dense-seed0"].epochs and not any(run.after for run in trials.values())
+    assert all(name.startswith("trial-twin-") for name in trials)
+    kept = {}
+    for source in ("gpt2-imdb/twin-gpt2-imdb", "weights"):
+        place = Place(state=tmp_path / source / "a.state")
+        made(LOW_RANK, place, source=source, held_out=16, epochs=0.5)
+        kept[source] = len(list(place.state.parent.glob("fits/*/record.json")))
+    assert list(kept.values()) == [1, 0]
 
 
 @pytest.mark.parametrize("aim", ["data", "teacher"])

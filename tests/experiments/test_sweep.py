@@ -12,8 +12,9 @@ import torch
 
 from gblr.cli.reproduce import RECIPES
 from gblr.experiments import check as checking
-from gblr.experiments import cifar10_vit, imagenet_vit_scratch
+from gblr.experiments import cifar10_vit, gpt2_imdb, imagenet_vit_scratch
 from gblr.experiments.field import Paused, Place
+from gblr.experiments.language import LANGUAGE
 from gblr.experiments.publishing import stored_runs
 from gblr.experiments.run import Run
 from gblr.experiments.store import Store, write
@@ -197,6 +198,24 @@ def test_a_twin_from_which_no_run_is_left_to_start_is_not_made(tmp_path):
     assert left(*rows)[0] == [] and left(*rows)[1][0].startswith(f"{twin}  (not needed")
     assert left(*rows[1:])[0] == [twin, rows[0]["name"]]
     assert sweep(tmp_path, recipe, {twin: runs[twin]}).waiting == [twin]  # asked for by its name
+
+
+def test_a_published_run_whose_model_is_elsewhere_is_made_for_those_that_start_from_it(tmp_path):
+    recipe, start, fitted = gpt2_imdb.RECIPE, "gpt2-imdb-dense-seed0", "gpt2-imdb-low-rank-fitted-0.318-seed0"
+    runs = {name: recipe.runs(1)[name] for name in (start, fitted)}
+    rows = [{"name": name, "lr": run.lr, "test": {"imdb": 60.0}} for name, run in runs.items()]
+
+    def left(*published):
+        write(tmp_path / "gpt2-imdb.json", {"command": "x"}, list(published))
+        options = ["--data", "x", "--out", str(tmp_path / "runs"), "--published", str(tmp_path)]
+        found = Sweep(recipe, LANGUAGE, runs, parse(recipe, LANGUAGE, options))
+        return found.waiting, listing(runs, found.store, LANGUAGE)
+
+    waiting, told = left(rows[0])
+    assert waiting == [start, fitted] and "not its model" in told[0] and told[-1] == "2 of 2 left"
+    assert left(*rows)[0] == []
+    Store(tmp_path / "runs" / "gpt2-imdb").save_model(start, {})
+    assert left(rows[0])[0] == [fitted]
 
 
 def test_paused_trials_are_waited_for(tmp_path):

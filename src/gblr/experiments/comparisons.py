@@ -71,11 +71,11 @@ def trials_and_comparison(
     return found
 
 
-def twin_of(model: str, **options: Any) -> dict[str, Any]:
-    """A dense network trained without the images that judge trials, for those of a network that is tuned: it has seen
-    all of them, so on these images the rate that changes the least would look the best.
+def twin_of(model: str, make: Callable[..., Any] = Run, held_out: int = HELD_OUT, **options: Any) -> dict[str, Any]:
+    """A dense network trained without the samples that judge trials, for those of a network that is tuned: it has seen
+    all of them, so on these samples the rate that changes the least would look the best.
     """
-    return {f"{TWIN}{model}": DENSE.run(model, 1.0, held_out=HELD_OUT, **options)}
+    return {f"{TWIN}{model}": DENSE.run(model, 1.0, make, held_out=held_out, **options)}
 
 
 def name_of(model: str, kind: Kind, cost: float, seed: int = 0) -> str:

@@ -112,6 +112,8 @@ def listing(runs: Mapping[str, Any], store: Store, field: Field) -> list[str]:
     for name, run in runs.items():
         if not store.has(name):
             lines.append(name if name in left else f"{name}  (not needed: all runs that start from it are there)")
+        elif name in left and not is_outdated(run, name, store, field):
+            lines.append(f"{name}  (there, but not its model, which others start from)")
         elif name in left:
             lines.append(f"{name}  (there, but {with_best_rate(run, store, field)[0].lr:g} is now the best rate)")
         else:
@@ -121,15 +123,19 @@ def listing(runs: Mapping[str, Any], store: Store, field: Field) -> list[str]:
 
 def left_of(runs: Mapping[str, Any], store: Store, field: Field) -> list[str]:
     """Names of the runs to be made. A twin is no result: where all that starts from it is there, published ones too,
-    nothing needs it.
+    nothing needs it. A published run whose model is elsewhere is made again for those that start from it.
     """
-    left = [name for name, run in runs.items() if not store.has(name) or is_outdated(run, name, store, field)]
+    left = {name for name, run in runs.items() if not store.has(name) or is_outdated(run, name, store, field)}
+    starting = {
+        name: {other for other, run in runs.items() if run.source == f"{store.folder.name}/{name}"} for name in runs
+    }
 
-    def is_needed(twin: str) -> bool:
-        starting = [name for name, run in runs.items() if run.source.partition("/")[2] == twin]
-        return not starting or not set(starting).isdisjoint(left)
+    def is_left(name: str) -> bool:
+        if name in left:
+            return not name.startswith(TWIN) or not starting[name] or not starting[name].isdisjoint(left)
+        return not starting[name].isdisjoint(left) and not store.path(name, ".model.pt").exists()
 
-    return [name for name in left if not name.startswith(TWIN) or is_needed(name)]
+    return [name for name in runs if is_left(name)]
 
 
 def is_outdated(run: Any, name: str, store: Store, field: Field) -> bool:

@@ -47,8 +47,9 @@ class TextRun(StructuredRun):
 
 
 def trained(model: str, one: Kind, suffix: str, aim: Aim) -> Kind:
-    """That kind, trained further; it waits for the run without training, which leaves its fit."""
-    after = (("after", f"{model}-{one.label}-[0-9]*-seed0"),) if dict(one.options).get("refit") else ()
+    """That kind, trained further; it waits for the run of `model` without training, if one is named, for its fit."""
+    waits = model and dict(one.options).get("refit")
+    after = (("after", f"{model}-{one.label}-[0-9]*-seed0"),) if waits else ()
     label = one.label.removesuffix(_TRAINABLE)
     return Kind(f"{label}-{suffix}", one.method, (*one.options, ("aim", aim), *after))
 

@@ -21,6 +21,7 @@ from gblr.conversion.cost import cost
 from gblr.conversion.harden import harden_
 from gblr.conversion.tensor_files import weights_checksum
 from gblr.experiments.field import Paused, Place, Result
+from gblr.experiments.run import TWIN
 from gblr.experiments.store import Record
 from gblr.experiments.structures import structure_
 from gblr.experiments.text_models import TEXT_MODELS, text_model
@@ -112,7 +113,7 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
             )  # fmt: skip
         record |= {"refit_seconds": time.perf_counter() - begin, "refitted": task.judge(model, all_metrics=False)}
         place.say(f"refitted in {record['refit_seconds']:.0f} s: {_told(record['refitted'])}")
-    if folder is not None and not run.held_out:
+    if folder is not None and (not run.held_out or TWIN in run.source):  # what is kept was judged on the same samples
         (folder / "record.json").unlink(missing_ok=True)
         save_pretrained(model, folder)
         write_json(folder / "record.json", record | {"weights": weights})  # last: a fit that is there is complete
