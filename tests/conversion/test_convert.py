@@ -222,9 +222,14 @@ def test_global_allocation_keeps_the_total_and_spends_it_where_it_helps(config):
     assert "global" in str(spread)
 
 
-@pytest.mark.parametrize("config", [LowRankConfig(0.5, "global", 8), GaudiConfig(0.5, "global", 16, steps=2)])
+@pytest.mark.parametrize(
+    "config",
+    [LowRankConfig(0.5, "global", 8), GaudiConfig(0.5, "global", 16, steps=2), MonarchConfig(0.5, "global", steps=1)],
+)
 def test_global_budgets_in_coarse_steps_are_spent(config):
-    """0.46 and 0.47, when low rank rounded down what each layer was given, and no layer was given part of a step."""
+    """0.46, 0.47 and 0.46, when low rank and Monarch rounded down what each layer was given, and no layer was given
+    part of a step.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(3)), nn.Linear(96, 384), nn.Linear(384, 96))
     with torch.no_grad():

@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gblr.fitting.allocate import Choice
 from gblr.fitting.config import MonarchConfig
-from gblr.fitting.fit import fit_batch, num_ticks
+from gblr.fitting.fit import fit_batch, num_ticks, rank_choices
 from gblr.fitting.plan import divisors, groups, refuse, whole_mults
 from gblr.fitting.svd import balance, weighted_svd
 from gblr.fitting.threads import Tick
@@ -38,6 +39,14 @@ def monarch_num_blocks(shape: tuple[int, int], mults: int) -> int:
         if cost // num_blocks <= mults:
             return num_blocks
     refuse("Monarch", shape, cost // choices[-1], mults)
+
+
+@rank_choices.register
+def _(config: MonarchConfig, shape: tuple[int, int]) -> list[Choice]:
+    """Those that exist, each taken for low rank of its cost."""
+    inner = min(shape)
+    steps = [inner // num_blocks for num_blocks in reversed(divisors(math.gcd(*shape)))]
+    return [Choice(rank, rank * sum(shape)) for rank in steps]
 
 
 @fit_batch.register
