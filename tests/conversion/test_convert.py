@@ -247,6 +247,16 @@ def test_a_model_of_blocks_spends_what_it_was_given(allocation):
     assert 0.4 - 0.01 < report.relative_cost <= 0.4
 
 
+def test_few_samples_are_told_of(generator):
+    def notes(num):
+        model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+        return convert_(model, LowRankConfig(0.5), calibration=[torch.randn(num, 16, generator=generator)]).notes
+
+    assert notes(16) == ()
+    (note,) = notes(15)
+    assert "0 saw 15 inputs and has 16 features (and 1 more layer likewise)" in note
+
+
 def test_global_allocation_weighs_layers_by_their_positions(generator):
     class Model(nn.Module):
         """The first layer is applied to ten times as many vectors as the second."""

@@ -1,6 +1,6 @@
 """Gram matrices X^T X of the inputs that layers really see, collected in one pass without keeping activations."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,23 @@ def collect(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any])
                 "their squares are (above 1e18). Look at what the model makes of each batch, or leave the layer out."
             )
     return statistics
+
+
+def notes_on_few(statistics: Mapping[str, Statistics]) -> list[str]:
+    """A line for the user if layers saw fewer inputs than they have features: their fits keep what these few need.
+
+    >>> notes_on_few({"fc": Statistics(torch.eye(8), 3), "out": Statistics(torch.eye(4), 5)})
+    ['`calibration` has few samples: fc saw 3 inputs and has 8 features. With more, fits hold better on other data.']
+    """
+    few = {name: found for name, found in statistics.items() if 0 < found.positions < len(found.gram)}
+    if not few:
+        return []
+    first, *others = few
+    more = f" (and {len(others)} more layer{'s' if len(others) > 1 else ''} likewise)" if others else ""
+    return [
+        f"`calibration` has few samples: {first} saw {few[first].positions} inputs and has {len(few[first].gram)} "
+        f"features{more}. With more, fits hold better on other data."
+    ]
 
 
 def _run(model: nn.Module, batches: Iterable[Any], running: list[Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gblr.conversion.calibrate import Statistics, collect
+from gblr.conversion.calibrate import Statistics, collect, notes_on_few
 from gblr.conversion.choosing import check_arguments, choose
 from gblr.conversion.filters import Filter, NameFilter, linear_layers
 from gblr.conversion.left_dense import notes_on_stacks
@@ -102,6 +102,7 @@ def convert_(
     if not _from_scratch(config):
         check_weights(sources)
         measured = measure(model, sources, calibration, sensitivity)
+        notes = [*notes, *notes_on_few(measured.statistics)]
     rows = convert_measured_(model, config, sources, measured)
     title = report_title(config, calibration, sensitivity)
     return Report([*rows, *skipped], [source.name for source in sources], title, notes, measured.sensitivity)

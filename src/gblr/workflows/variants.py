@@ -111,7 +111,7 @@ class Variant:
         with self._measuring():
             report = convert_(self.model, config, where_of(self.settings), batches, sensitivity=sensitivity)
         self.result["errors"] = {row.layer: row.error for row in report.rows if row.error is not None}
-        self.say(f"{counted(len(report), 'layer')} converted{_error(report)}")
+        self.say("\n".join([f"{counted(len(report), 'layer')} converted{_error(report)}", *report.notes]))
         self._measured = report.sensitivity
         save_pretrained(self.model, stored)
         write_json(errors, self.result["errors"])
