@@ -88,6 +88,22 @@ def test_a_streamed_block_shares_the_product_of_an_input_that_was_not_changed_in
     torch.testing.assert_close(seen.grams[seen.owners["k"]], gram, rtol=1e-5, atol=1e-5)
 
 
+def test_layers_that_cease_to_share_their_input_are_refused(generator):
+    """What k was given would be counted as that of q."""
+    model = nn.ModuleDict({"q": nn.Linear(8, 8), "k": nn.Linear(8, 8)})
+    sources, _ = choose(model, linear_layers(), split_fused=True)
+    seen = grams.Grams(sources, lambda name, size: torch.zeros(size, size, dtype=torch.float64))
+    x = torch.randn(5, 8, generator=generator)
+    with torch.no_grad(), seen.hooked(dict(model.items()), lambda name: None):
+        model["q"](x), model["k"](x)
+    with (
+        pytest.raises(ValueError, match="k is given the same input as q in the first batch"),
+        torch.no_grad(),
+        seen.hooked(dict(model.items()), lambda name: None),
+    ):
+        model["q"](x), model["k"](x + 1)
+
+
 def test_the_padding_of_another_batch_is_not_taken_for_this_one(generator):
     x, last = torch.randn(2, 3, 4, generator=generator), LastInputs()
     first = last.vectors(x, None, torch.tensor([[True, True, False], [True, False, False]]))

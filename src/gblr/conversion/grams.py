@@ -124,9 +124,13 @@ class Grams:
 
     def _see(self, name: str, x: Tensor, given: list["_Given"], padding: Tensor | None) -> None:
         source = self.sources[name]
-        if name not in self.owners:
-            alike = (o.layer for o in given if o.was(x) and self.sources[o.layer].geometry == source.geometry)
-            self.owners[name] = next((self.owners[layer] for layer in alike), name)
+        alike = [o.layer for o in given if o.was(x) and self.sources[o.layer].geometry == source.geometry]
+        owner = self.owners.setdefault(name, self.owners[alike[0]] if alike else name)
+        if owner != name and owner not in (self.owners[layer] for layer in alike):
+            raise ValueError(
+                f"{name} is given the same input as {owner} in the first batch of `calibration`, and another in a later "
+                "one: they cannot share statistics. Convert the model in memory (`convert_`), or leave one out."
+            )
         given.append(_Given(weakref.ref(x), version_of(x), name))
         vectors = input_vectors(x, source.geometry, padding)
         self.positions[name] += vectors.shape[0]
