@@ -19,6 +19,8 @@ KINDS = {
     "changed-budget-end-0.4": "GBLR, block_rank 1, budget met after 40 %",
     "changed-budget-end-0.8": "GBLR, block_rank 1, budget met after 80 %",
     "changed-structure-lr-0.002": "GBLR, block_rank 1, slower structure",
+    "changed-structure-lr-0.01": "GBLR, block_rank 1, faster structure",
+    "changed-sigma-end-0.95": "GBLR, block_rank 1, sharp after 95 %",
     "low-rank": "low rank",
     "low-rank-global": "low rank, solved ranks (ALDS kind)",
     "low-rank-uniform": "low rank, equal cost everywhere",
@@ -50,8 +52,10 @@ def final_rows(record: Record) -> list[Record]:
 
 
 def by_cost(record: Record, model: str = "") -> str:
-    """One line per network and method; for each cost asked, accuracy over seeds and the cost reached, the best bold."""
-    rows = [row for row in final_rows(record) if not model or row["model"] == model]
+    """One line per network and method; for each cost asked, accuracy over seeds and the cost reached, the best bold.
+    Without runs that change one thing of another's, which `changes` shows.
+    """
+    rows = [row for row in final_rows(record) if (not model or row["model"] == model) and not _is_changed(row)]
     costs = sorted({row["relative_cost"] for row in rows if row["method"] != "dense"})
     cells = groups(rows, "model", "kind", "relative_cost")
     means = {key: statistics.fmean(row["accuracy"] for row in found) for key, found in cells.items()}
@@ -90,6 +94,27 @@ def _cost_cell(rows: Sequence[Record] | None, best: bool) -> str:
         row["model_relative_cost" if row["scope"] == "model" else "reached_cost"] for row in rows
     )
     return f"{text} ({reached:.3f})"
+
+
+def _is_changed(row: Record) -> bool:
+    return row["kind"].startswith("changed-")
+
+
+def changes(record: Record) -> str:
+    """Runs that change one thing, below those of the same network and cost that they change, and the best of all."""
+    rows = final_rows(record)
+    lines = []
+    for (network, cost), found in groups(rows, "model", "relative_cost").items():
+        if not any(map(_is_changed, found)):
+            continue
+        best = max(found, key=lambda row: row["accuracy"])
+        shown = [row for row in found if _is_changed(row) or row["kind"] == "gblr-1" or row is best]
+        for row in shown:
+            numbers = [f"{row['accuracy']:.2f}", f"{row['loss']:.3f}"]
+            numbers += [f"{row['train_accuracy']:.2f}", f"{row['train_loss']:.3f}"]
+            lines.append([network, KINDS.get(row["kind"], row["kind"]), f"{cost:g}", *numbers])
+    heads = ["network", "method", "cost", "test accuracy", "test loss", "training accuracy", "training loss"]
+    return markdown_table(heads, lines, 2)
 
 
 def before_and_after(record: Record) -> str:
@@ -174,6 +199,7 @@ _COMPARED = ("cifar10-vit", "cifar10-mixer", "cifar10-finetune", "cifar10-resnet
 VISION_TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     **{(f"{name}.json", ""): by_cost for name in _COMPARED},
     **{(f"{name}.json", "rates"): rates for name in _COMPARED},
+    ("cifar10-mixer.json", "changes"): changes,
     ("cifar10-finetune.json", "before"): before_and_after,
     ("cifar10-resnet.json", "before"): before_and_after,
     ("cifar10-analysis.json", "types"): types,

@@ -69,6 +69,19 @@ def test_tables_have_means_and_spreads_over_seeds_and_the_cost_reached(published
     assert any("`docs/results/cifar10-vit.json`, by `gblr reproduce cifar10-vit --data DIR`" in line for line in table)
 
 
+def test_runs_with_a_change_stand_beside_what_they_change_and_the_best():
+    kinds = {"gblr-1": 81.0, "gblr-16": 80.0, "pixelfly": 82.0, "changed-budget-end-0.8": 81.5}
+    rows = [
+        publish.row_of(record(f"mixer-{kind}-0.3-seed0", accuracy, Run("mixer", "gaudi", 0.3), 0.3))
+        for kind, accuracy in kinds.items()
+    ]
+    shown, every = (HOOK["TABLES"]["cifar10-mixer.json", view]({"rows": rows}) for view in ("changes", ""))
+    assert "| mixer | GBLR, block_rank 1, budget met after 80 % | 0.3 | 81.50 | 1.000 | 86.50 | 0.500 |" in shown
+    assert "| mixer | GBLR, block_rank 1 | 0.3 | 81.00 |" in shown and "| mixer | Pixelfly | 0.3 | 82.00 |" in shown
+    assert "block_rank 16" not in shown
+    assert "budget met" not in every and "block_rank 16" in every
+
+
 def test_trials_have_a_table_of_their_own(published):
     assert "| vit384 | GBLR, block_rank 1 | 0.15 | **60.00** |" in HOOK["render"]("cifar10-vit.json", "rates")
     assert "60.00" not in HOOK["render"]("cifar10-vit.json")

@@ -128,8 +128,8 @@ class Grams:
         owner = self.owners.setdefault(name, self.owners[alike[0]] if alike else name)
         if owner != name and owner not in (self.owners[layer] for layer in alike):
             raise ValueError(
-                f"{name} is given the same input as {owner} in the first batch of `calibration`, and another in a later "
-                "one: they cannot share statistics. Convert the model in memory (`convert_`), or leave one out."
+                f"{name} is given the same input as {owner} in the first batch of `calibration`, and another in a "
+                "later one: they cannot share statistics. Convert the model in memory (`convert_`), or leave one out."
             )
         given.append(_Given(weakref.ref(x), version_of(x), name))
         vectors = input_vectors(x, source.geometry, padding)

@@ -37,7 +37,7 @@ from gblr.experiments.publishing import (
     tell,
     write_rows,
 )
-from gblr.experiments.run import Recipe
+from gblr.experiments.run import CHANGED, Recipe
 from gblr.experiments.store import Record, Store
 from gblr.experiments.vision import VISION
 
@@ -121,12 +121,14 @@ def draw_masks(record: Record, blocks: dict[str, np.ndarray], images: Path) -> N
 
 
 def draw(recipe: Recipe, rows: list[Record], images: Path) -> None:
-    """One picture for each network that has several costs: accuracy against the cost reached."""
+    """One picture for each network that has several costs: accuracy against the cost reached. Runs that change one
+    thing of another's have a table.
+    """
     from gblr.reports.comparison_figures import draw_against_cost
 
     key = "model_relative_cost" if any(row["scope"] == "model" for row in rows) else "reached_cost"
     for model in sorted({row["model"] for row in rows}):
-        mine = [row for row in rows if row["model"] == model]
+        mine = [row for row in rows if row["model"] == model and not row["kind"].startswith(CHANGED)]
         lines = lines_by_kind(mine, key, lambda row: row["accuracy"])
         dense = [row["accuracy"] for row in mine if row["method"] == "dense"]
         if has_costs(lines):

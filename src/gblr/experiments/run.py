@@ -13,6 +13,7 @@ from gblr.training.budget import Method as BudgetMethod
 from gblr.training.schedules import SigmaSchedule, SigmaShape
 
 TWIN = "twin-"  # begins the names of runs that trials start from; they are no results
+CHANGED = "changed-"  # begins the labels of kinds that change one thing of another
 Method = Literal["dense", "low rank", "monarch", "pixelfly", "blast", "gaudi"]
 
 

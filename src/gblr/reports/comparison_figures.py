@@ -38,7 +38,7 @@ def draw_against_cost(
     """`dense` is the mean and the spread at cost 1, drawn as a band across. Where less is better, bad methods may be
     orders of magnitude away: the axis is logarithmic.
     """
-    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    figure = Figure(figsize=(9, 4.8), layout="constrained")
     axes = figure.subplots()
     if dense is not None:
         axes.axhspan(dense[0] - dense[1], dense[0] + dense[1], color=PAPER, zorder=0)
@@ -54,7 +54,7 @@ def draw_against_cost(
     axes.spines[["top", "right"]].set_visible(False)
     if not higher_is_better:
         axes.set_yscale("log")
-    axes.legend(frameon=False, fontsize=9, loc="lower right" if higher_is_better else "upper right")
+    figure.legend(frameon=False, fontsize=9, loc="outside right center")  # lines may be anywhere
     return figure
 
 
