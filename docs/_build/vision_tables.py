@@ -20,6 +20,8 @@ KINDS = {
     "changed-budget-end-0.8": "GBLR, block_rank 1, budget met after 80 %",
     "changed-structure-lr-0.002": "GBLR, block_rank 1, slower structure",
     "changed-structure-lr-0.01": "GBLR, block_rank 1, faster structure",
+    "changed-weights-price": "GBLR, block_rank 1, widths cut by what they cost",
+    "changed-weights-equal": "GBLR, block_rank 1, widths cut alike",
     "changed-sigma-end-0.95": "GBLR, block_rank 1, sharp after 95 %",
     "low-rank": "low rank",
     "low-rank-global": "low rank, solved ranks (ALDS kind)",

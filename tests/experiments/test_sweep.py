@@ -96,7 +96,7 @@ def test_every_method_of_the_mixer_tries_the_same_rates_for_equally_long():
     usual = runs["mixer-gblr-1-0.3-seed0"].to_dict()
     for name in (name for name in runs if "-changed-" in name):
         changes = {key for key, value in runs[name].to_dict().items() if value != usual[key]}
-        assert len(changes) == 1 and changes <= {"sigma_end", "budget_end", "structure_lr"}, name
+        assert len(changes) == 1 and changes <= {"sigma_end", "budget_end", "structure_lr", "weights"}, name
 
 
 @pytest.mark.parametrize("name", ["cifar10-resnet", "cifar10-finetune"])

@@ -6,7 +6,7 @@ Patches of 4, 8 blocks, width 512, MLP ratios 0.5 (tokens) and 4 (channels), as 
 matrices of a block are converted. 30 epochs, one seed, unless --epochs and --seeds say more; every method tries two
 rates for 8 epochs, those that were the best for some method on the vision transformer. At cost 0.3, where GBLR falls
 behind while its masks sharpen, one thing at a time is changed in "changed-*": masks sharp sooner or later, the budget
-met sooner or later, a slower or faster structure.
+met sooner or later, a slower or faster structure, widths cut by what they cost, or alike, not by their gradients.
 """
 
 import sys
@@ -18,9 +18,11 @@ from gblr.experiments.vision import main
 
 RATES = (1e-3, 2e-3)
 TRIAL_EPOCHS, EPOCHS = 8, 30
-_CHANGES = {"sigma_end": (0.6, 0.95), "budget_end": (0.4, 0.8), "structure_lr": (2e-3, 1e-2)}
+_CHANGES = {
+    "sigma_end": (0.6, 0.95), "budget_end": (0.4, 0.8), "structure_lr": (2e-3, 1e-2), "weights": ("price", "equal"),
+}  # fmt: skip
 _CHANGED = tuple(
-    Kind(f"{CHANGED}{name.replace('_', '-')}-{value:g}", "gaudi", ((name, value), ("trials", "trial-mixer-gblr-1-lr*")))
+    Kind(f"{CHANGED}{name.replace('_', '-')}-{value}", "gaudi", ((name, value), ("trials", "trial-mixer-gblr-1-lr*")))
     for name, values in _CHANGES.items()
     for value in values
 )

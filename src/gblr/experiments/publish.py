@@ -72,6 +72,8 @@ def row_of(record: Record) -> Record:
         row[key] = record[key]["accuracy"] if record.get(key) else None
     kept = ("max_shrinkage",) if row["trial"] else ("rate_trials", "max_shrinkage", "curve")
     more = {key: record[key] for key in kept if record.get(key)}
+    if record["config"]["method"] == "gaudi" and not row["trial"] and record["seed"] == 0:
+        more["layer_costs"] = {name: layer["relative_cost"] for name, layer in record["layers"].items()}
     return row | more
 
 
