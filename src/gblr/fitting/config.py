@@ -142,8 +142,8 @@ class GaudiConfig(Config):
 
     `max_growth` refuses factors that are together larger than that many times the weight and cancel: training does not
     bear them, as small changes of contents or intervals are then large ones of the weight. A model that will not be
-    trained can have 300, which lowers the error at high costs; for half-precision weights it is lowered to what their
-    rounding allows.
+    trained can have 300 in place of 3, which lowers the error at high costs; for half-precision weights it is lowered
+    to what their rounding allows.
 
     >>> matrix = gblr.fit(torch.randn(64, 64), GaudiConfig(relative_cost=0.5, block_rank=8, align=8))
     >>> matrix.block_rank, matrix.relative_cost <= 0.5
