@@ -9,6 +9,7 @@ import typer
 
 from gblr.cli import show
 from gblr.cli.app import AsJson, Debug, app, example
+from gblr.cli.recipe import read_recipe
 
 Model = Annotated[
     str,
@@ -147,22 +148,13 @@ def train(
         "structure_lr": structure_lr, "batch_size": batch_size, "max_train": max_train, "max_eval": max_eval,
         "seed": seed, "from_scratch": True, "calibration": 0,
     }  # fmt: skip
-    options |= _recipe(recipe) if recipe else {}
+    options |= read_recipe(recipe) if recipe else {}
     if options["cost"] is None:
         options["cost"] = 1.0 if options["method"] == "dense" else 0.3
     missing = [name for name in ("model", "data") if not options[name]]
     if missing:
         raise typer.BadParameter(f"give {' and '.join(missing)}, as arguments or in the recipe.")
     _run(options, out, threads, as_json)
-
-
-def _recipe(file: Path) -> dict[str, Any]:
-    import json
-    import tomllib
-
-    text = file.read_text()
-    options = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
 def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json: bool) -> None:
