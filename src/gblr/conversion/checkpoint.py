@@ -195,6 +195,8 @@ def _layers(model: nn.Module) -> dict[str, Any]:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
+    if not path.is_dir():
+        raise CheckpointError(f"there is no directory {path}: expected one that `gblr.save_pretrained` wrote.")
     if not file.is_file():
         raise CheckpointError(
             f"{path} has no {MANIFEST}: expected a directory that `gblr.save_pretrained` wrote. "
