@@ -1,10 +1,11 @@
 """Learn the structure of a small vision transformer from scratch, at a fifth of its cost, on real images.
 
     python examples/learn_digits.py                 # dense, learned structure and low rank; a few minutes on two cores
-    python examples/learn_digits.py --seeds 3       # means over seeds, as in docs/results/digits.json
+    python examples/learn_digits.py --seeds 4       # means over seeds, as in docs/results/digits.json
     python examples/learn_digits.py --smoke         # one epoch, to see that it works
 
-The images are scikit-learn's handwritten digits, which ship with the package (`pip install 'gblr[demo,hf]'`).
+The images are scikit-learn's handwritten digits, which come with it (`pip install '.[demo,hf]'` in the folder of the
+repository).
 """
 
 import argparse

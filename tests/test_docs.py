@@ -181,6 +181,19 @@ def test_readme_shows_the_numbers_of_its_result_file():
     assert README_TABLE["with_tables"](text) == text, "run `python docs/_build/readme_table.py`"
 
 
+def test_figures_at_the_top_of_the_readme_are_those_of_its_tables():
+    text = (ROOT / "README.md").read_text()
+    top = text.split("## Quick start")[0]
+    files = RESULTS_HOOK["on_page_markdown"]("<!-- results: cpu.json models -->")
+    tables = "\n".join(line for line in (text + files).splitlines() if line.startswith("|"))
+    figures = re.findall(r"\d+\.\d{2,}", top)
+    assert len(figures) > 10
+    assert not [figure for figure in figures if figure not in tables]
+    rows = json.loads((DOCS / "results" / "gpu.json").read_text())["rows"]
+    speeds = [row["over_dense"] for row in rows if "cost 0.25" in row["case"] and row["tokens"] >= 4096]
+    assert f"{min(speeds):.1f} to {max(speeds):.1f} times as fast" in top
+
+
 def test_the_readme_script_writes_the_tables_between_their_markers(results):
     row = {"case": "768 x 768, cost 0.3", "batch": 16, "ratio": 0.404}
     (results / "cpu.json").write_text(json.dumps({"rows": [row]}))

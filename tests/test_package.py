@@ -119,3 +119,10 @@ def test_masks_run_as_machine_code_through_inductor():
     actual, reference = (torch.autograd.grad(f(*tensors).sum(), tensors) for f in (run, expected))
     for a, r in zip(actual, reference, strict=True):
         assert_close(a, r)
+
+
+def test_installs_of_extras_are_quoted():
+    """zsh takes bare brackets for a pattern of file names and stops."""
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*")]
+    texts = {file: file.read_text() for file in files if file.is_file()}
+    assert not [str(file) for file, text in texts.items() if re.search(r"pip install [^'\n`]*gblr\[", text)]

@@ -106,6 +106,27 @@ def test_structure_is_learned_from_scratch_by_a_recipe(gblr, tmp_path):
     assert record["results"][0]["relative_cost"] <= 0.25 and record["history"]["sigma"][0] < 30
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("none.toml", None, ["there is no recipe none.toml"]),
+        ("r.toml", "model = vit", ["r.toml is no TOML", "line 1"]),
+        ("r.json", "[1]", ["r.json must have names and values"]),
+        ("r.toml", "epoch = 3", ["`epoch`", "did you mean `epochs`?"]),
+        ("r.toml", "from_scratch = false", ["`from_scratch`", "no option"]),
+        ("r.toml", 'epochs = "3"', ["`epochs` in r.toml must be a number", '"3"']),
+        ("r.json", '{"max_train": 1.5}', ["`max_train`", "a whole number"]),
+        ("r.toml", 'exclude = "fc1"', ["`exclude`", '["fc1"]']),
+    ],
+)
+def test_a_wrong_recipe_is_told_with_its_name(gblr, tmp_path, name, text, words):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    ended = gblr("train", "vit:digits", "--data", "digits", "--recipe", name)
+    assert ended.code == 2 and "Traceback" not in ended.err
+    assert all(word in " ".join(ended.err.split()) for word in words), ended.err
+
+
 def test_a_recipe_with_a_method_and_no_cost_has_the_usual_cost(gblr, tmp_path):
     recipe = 'model = "vit:digits"\ndata = "digits"\nmethod = "low-rank"\nmax_train = 64\nmax_eval = 30\n'
     (tmp_path / "recipe.toml").write_text(recipe)
@@ -136,7 +157,9 @@ def test_python_dash_m_gblr_is_the_command():
         (("compress", "vit:digits", "--data", "digits", "--train", "1", "--no-train"), 2, "exclude each other"),
         (("train", "vit:digits"), 2, "data"),
         (("compress", "vit:digits", "--data", "table.csv"), 1, "pandas.read_csv(FILE).to_parquet"),
-        (("inspect", "nowhere"), 1, "nowhere"),
+        (("inspect", "nowhere"), 1, "there is no folder nowhere"),
+        (("bench", "nowhere"), 1, "there is no folder nowhere"),
+        (("export", "nowhere"), 1, "there is no folder nowhere"),
         (("report", "nowhere"), 1, "nowhere"),
         (("export", "nowhere", "--format", "pdf"), 2, "onnx"),
         (("reproduce", "everything"), 2, "cifar10-learning"),

@@ -354,6 +354,12 @@ def test_a_truncated_file_is_refused(tmp_path):
     assert_refused(small(), tmp_path, "model.safetensors", "truncated")
 
 
+def test_a_directory_that_is_not_there_is_told_as_such(tmp_path):
+    for load in (gblr.from_pretrained, lambda path: gblr.load_(small(), path)):
+        with pytest.raises(CheckpointError, match=r"there is no directory .*nowhere"):
+            load(tmp_path / "nowhere")
+
+
 def test_a_missing_file_is_refused(tmp_path):
     save_pretrained(converted_small(), tmp_path)
     (tmp_path / "model.safetensors").unlink()

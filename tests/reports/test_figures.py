@@ -56,7 +56,7 @@ def test_masks_are_drawn_over_the_boxcar():
 def test_a_missing_matplotlib_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
     monkeypatch.delitem(sys.modules, "gblr.reports.figures")
-    with pytest.raises(ImportError, match=r"pip install gblr\[report\]"):
+    with pytest.raises(ImportError, match=r"pip install 'gblr\[report\]'"):
         importlib.import_module("gblr.reports.figures")
 
 

@@ -414,7 +414,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_checkpoint(tmp_p
 
 def test_accelerate_is_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "accelerate", None)
-    with pytest.raises(ImportError, match=r"pip install gblr\[hf\]"):
+    with pytest.raises(ImportError, match=r"pip install 'gblr\[hf\]'"):
         train(make_net(), DATA)
 
 

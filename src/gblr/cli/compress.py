@@ -9,6 +9,7 @@ import typer
 
 from gblr.cli import show
 from gblr.cli.app import AsJson, Debug, app, example
+from gblr.cli.recipe import read_recipe
 
 Model = Annotated[
     str,
@@ -25,7 +26,8 @@ Data = Annotated[
         show_default=False,
     ),
 ]
-Cost = Annotated[float, typer.Option(help="Multiplications of the converted layers, of the dense ones.")]
+_COST = "Share of the dense multiplications that the converted layers may keep"
+Cost = Annotated[float, typer.Option(help=f"{_COST}.")]
 Method = Annotated[str, typer.Option(help="gaudi, low-rank, monarch, pixelfly or blast.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/MODEL-METHOD-COST if not given.")]
 Rank = Annotated[
@@ -34,10 +36,19 @@ Rank = Annotated[
         help="Rank of a block: 1 as in the paper, 16 or more for GPUs and wide layers; by the layers if not given."
     ),
 ]
-Names = Annotated[list[str] | None, typer.Option(help="Names or patterns of layers; may be repeated.")]
-Number = Annotated[int | None, typer.Option(help="Use at most so many samples.")]
+Include = Annotated[list[str] | None, typer.Option(help="Name or pattern of layers to convert; may be repeated.")]
+Exclude = Annotated[list[str] | None, typer.Option(help="Name or pattern of layers to leave dense; may be repeated.")]
+MaxTrain = Annotated[int | None, typer.Option(help="Use at most so many training samples.")]
+MaxEval = Annotated[int | None, typer.Option(help="Use at most so many test samples.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU; small models are faster with 1 or 2.")]
-Rate = Annotated[float | None, typer.Option(help="Learning rate, if not what suits the data.")]
+Rate = Annotated[float | None, typer.Option(help="Learning rate; by model and data if not given.")]
+StructureRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Learning rate of widths and locations, in fractions of an axis; by model and data if not given."
+    ),
+]
+BatchSize = Annotated[int | None, typer.Option(help="Samples of a training step; by model and data if not given.")]
 Baselines = Annotated[
     list[str] | None,
     typer.Option("--baseline", help="A method to compare with, of the same cost and training; may be repeated."),
@@ -52,7 +63,7 @@ def compress(
     method: Method = "gaudi",
     train: Annotated[float | None, typer.Option("--train", help="Epochs of training after the fit.")] = None,
     no_train: Annotated[bool, typer.Option("--no-train", help="Fit only (the default without --train).")] = False,
-    calibration: Annotated[int, typer.Option(help="Inputs that weigh the fit; 0 for none.")] = 256,
+    calibration: Annotated[int, typer.Option(help="How many inputs weigh the errors of the fit; 0 for none.")] = 256,
     heal: Annotated[
         bool, typer.Option("--heal", help="Refit the layers in order, each on what the compressed model gives it.")
     ] = False,
@@ -64,22 +75,24 @@ def compress(
     ] = "float32",
     distill: Annotated[
         float | None,
-        typer.Option(help="Share of the training loss that aims at the dense model's scores; 0 for labels alone."),
+        typer.Option(
+            help="Share of the training loss, 0 to 1, that aims at the dense model's scores; 0 for labels alone."
+        ),
     ] = None,
     out: Out = None,
     block_rank: Rank = None,
-    include: Names = None,
-    exclude: Names = None,
+    include: Include = None,
+    exclude: Exclude = None,
     convolutions: Annotated[bool, typer.Option(help="Convert convolutions too.")] = False,
     baseline: Baselines = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Never load the whole model: block by block, from files to files.")
     ] = False,
     lr: Rate = None,
-    structure_lr: Rate = None,
-    batch_size: Annotated[int | None, typer.Option(help="Of training.")] = None,
-    max_train: Number = None,
-    max_eval: Number = None,
+    structure_lr: StructureRate = None,
+    batch_size: BatchSize = None,
+    max_train: MaxTrain = None,
+    max_eval: MaxEval = None,
     seed: int = 0,
     threads: Threads = None,
     as_json: AsJson = False,
@@ -111,20 +124,18 @@ def train(
     model: Annotated[str | None, Model.__metadata__[0]] = None,
     data: Annotated[str | None, Data.__metadata__[0]] = None,
     recipe: Annotated[Path | None, typer.Option(help="JSON or TOML file with the options below.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="If not what suits the data.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data; by model and data if not given.")] = None,
     method: Annotated[str, typer.Option(help="dense, gaudi, low-rank, monarch, pixelfly or blast.")] = "dense",
-    cost: Annotated[
-        float | None, typer.Option(help="Multiplications of the converted layers, of the dense ones; 0.3 if not given.")
-    ] = None,
+    cost: Annotated[float | None, typer.Option(help=f"{_COST}; 0.3 if not given, with a method.")] = None,
     out: Out = None,
     block_rank: Rank = None,
-    include: Names = None,
-    exclude: Names = None,
+    include: Include = None,
+    exclude: Exclude = None,
     lr: Rate = None,
-    structure_lr: Rate = None,
-    batch_size: Annotated[int | None, typer.Option(help="Of training.")] = None,
-    max_train: Number = None,
-    max_eval: Number = None,
+    structure_lr: StructureRate = None,
+    batch_size: BatchSize = None,
+    max_train: MaxTrain = None,
+    max_eval: MaxEval = None,
     seed: int = 0,
     threads: Threads = None,
     as_json: AsJson = False,
@@ -137,22 +148,13 @@ def train(
         "structure_lr": structure_lr, "batch_size": batch_size, "max_train": max_train, "max_eval": max_eval,
         "seed": seed, "from_scratch": True, "calibration": 0,
     }  # fmt: skip
-    options |= _recipe(recipe) if recipe else {}
+    options |= read_recipe(recipe) if recipe else {}
     if options["cost"] is None:
         options["cost"] = 1.0 if options["method"] == "dense" else 0.3
     missing = [name for name in ("model", "data") if not options[name]]
     if missing:
         raise typer.BadParameter(f"give {' and '.join(missing)}, as arguments or in the recipe.")
     _run(options, out, threads, as_json)
-
-
-def _recipe(file: Path) -> dict[str, Any]:
-    import json
-    import tomllib
-
-    text = file.read_text()
-    options = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
 def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json: bool) -> None:

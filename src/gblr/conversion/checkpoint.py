@@ -99,7 +99,10 @@ def from_pretrained(
     """The saved transformers model, in evaluation mode, on `device` (CPU unless given).
 
     It is built on the meta device, so dense weights of converted layers never exist. `dtype` casts the contents of
-    layers and all other weights; without it everything is bit by bit as saved.
+    layers and all other weights; without it everything is bit by bit as saved. A model that transformers does not
+    have, and a damaged file, is a `CheckpointError`.
+
+        same = gblr.from_pretrained("small", device="cuda", dtype=torch.bfloat16)
     """
     path = Path(directory)
     manifest = _read_manifest(path)
@@ -123,7 +126,9 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> nn.Module:
     """Fills `model` from a checkpoint, replacing layers where the checkpoint has others; returns it.
 
     The model may be dense, converted alike, or on the meta device. Everything is checked before anything is changed:
-    a `CheckpointError` leaves the model as it was.
+    a `CheckpointError`, which names the layers and tensors that do not fit, leaves the model as it was.
+
+        same = gblr.load_(MyModel(), "small")  # dense, as it was before conversion
     """
     path = Path(directory)
     _load(getattr(model, "_orig_mod", model), _read_manifest(path), path, torch.device("cpu"))
@@ -190,6 +195,8 @@ def _layers(model: nn.Module) -> dict[str, Any]:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
+    if not path.is_dir():
+        raise CheckpointError(f"there is no directory {path}: expected one that `gblr.save_pretrained` wrote.")
     if not file.is_file():
         raise CheckpointError(
             f"{path} has no {MANIFEST}: expected a directory that `gblr.save_pretrained` wrote. "

@@ -76,12 +76,17 @@ def convert_(
     """Replaces every layer for which `where(module, name)` holds by a structured one of `config`, in place.
 
     The default `where` is `linear_layers()`: every `nn.Linear` and `Conv1D` but output heads; convolutions by
-    `conv_layers()`. Tied, shared and parent-read weights stay dense, and layers with a `forward` of their own, with a
-    reason in the report. Hooks on a layer, its training mode and what is frozen of it carry over. `calibration` yields
-    batches to call the model with; errors are then weighted by the inputs that each layer sees. `split_fused` treats
-    the q, k and v of a fused projection as matrices of their own. `sensitivity` weighs each output by how much the
-    model's predictions depend on it, too, and with `allocation="global"` budgets follow it. It needs a backward pass of
-    the calibration batches.
+    `conv_layers()`. Tied weights, layers that are shared or whose weight their parent reads, and layers with a
+    `forward` of their own stay dense, with a reason in the report. Hooks on a layer, its training mode and what is
+    frozen of it carry over.
+
+    `calibration` yields batches to call the model with, each a tensor, a tuple of arguments or a dict of named ones;
+    errors are then weighted by the inputs that each layer sees. `sensitivity` weighs each output, too, by how much the
+    model's predictions depend on it, and with `allocation="global"` budgets follow it; it needs a backward pass of the
+    calibration batches. `split_fused` treats the q, k and v of a fused projection as matrices of their own.
+
+    Nothing to convert, a cost below what the format can have, and inputs or weights that are NaN or infinite are a
+    ValueError; the model is then as it was.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
     >>> report = convert_(model, gblr.LowRankConfig(relative_cost=0.5))

@@ -69,7 +69,10 @@ def export_onnx(
     file is loaded; `compose=False` keeps blocks in memory too.
 
     With `check`, outputs are compared with torch's to 1e-4 of the largest, where onnxruntime is installed. The model
-    is not changed, and after an error `path` is as it was.
+    is not changed, and after an error `path` is as it was. Layers that still learn are an error: `gblr.harden_` first.
+
+        export = gblr.export_onnx(model, dict(tokenizer(texts, return_tensors="pt")), "small.onnx")
+        print(export)  # size, operators, difference from torch
     """
     path = Path(path)
     _check_packages()

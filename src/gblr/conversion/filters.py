@@ -65,6 +65,9 @@ class NameFilter:
 def linear_layers(include: Iterable[str] = (), exclude: Iterable[str] = ()) -> NameFilter:
     """Every `nn.Linear` and transformers' `Conv1D`, except output heads (name one in `include` to have it).
 
+    `include` (all, if empty) and `exclude` are patterns: of the whole name (`"*.o_proj"`), or parts of it between dots
+    (`"query"`, `"attention.self"`); with `"^"` in front they are met at its beginning alone.
+
     >>> where = linear_layers(exclude=("lm_head", "*.o_proj"))
     >>> where(torch.nn.Linear(2, 2), "layers.0.q_proj"), where(torch.nn.Linear(2, 2), "layers.0.o_proj")
     (True, False)
@@ -73,7 +76,14 @@ def linear_layers(include: Iterable[str] = (), exclude: Iterable[str] = ()) -> N
 
 
 def conv_layers(include: Iterable[str] = (), exclude: Iterable[str] = ()) -> NameFilter:
-    """Every `nn.Conv2d`. For both kinds: `lambda m, n: linear_layers()(m, n) or conv_layers()(m, n)`."""
+    """Every `nn.Conv2d`; patterns as for `linear_layers`.
+
+    For both kinds: `lambda m, n: linear_layers()(m, n) or conv_layers()(m, n)`.
+
+    >>> where = conv_layers(exclude=("^conv1",))
+    >>> where(nn.Conv2d(3, 8, 3), "conv1"), where(nn.Conv2d(8, 8, 3), "layer1.0.conv1")
+    (False, True)
+    """
     return NameFilter(is_conv, "convolution", _patterns("include", include), _patterns("exclude", exclude))
 
 

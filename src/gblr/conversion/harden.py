@@ -35,6 +35,13 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto", c
     On a GPU, `captured` measures CUDA graphs, for models that will run as such (`torch.cuda.graph`,
     `torch.compile(mode="reduce-overhead")`): packed blocks take longer to launch than plain products, which a graph
     hides and a plain call of a small layer does not.
+
+    A model without a Gaudi or GBLR layer is a ValueError.
+
+    >>> model = nn.Sequential(gblr.GaudiLinear(32, 64, relative_cost=0.3), nn.ReLU(), gblr.GaudiLinear(64, 8))
+    >>> report = harden_(model, example_inputs=torch.randn(16, 32))
+    >>> list(report), sorted(report.rows[0].form_seconds)[:2]
+    (['0', '2'], ['dense', 'factors'])
     """
     if plan not in get_args(Plan):
         raise ValueError(f"`plan` must be one of {get_args(Plan)}; got {plan!r}.")
@@ -78,7 +85,13 @@ def _check_kernels(layers: dict[str, MatrixModule]) -> None:
 
 @full_precision()
 def densify_(model: nn.Module) -> Report:
-    """Replaces every structured layer by a plain `nn.Linear` or `nn.Conv2d` of the same weight, in place."""
+    """Replaces every structured layer by a plain `nn.Linear` or `nn.Conv2d` of the same weight, in place. A model
+    without one is a ValueError.
+
+    >>> model = nn.Sequential(gblr.GaudiLinear(32, 64), nn.ReLU())
+    >>> list(densify_(model)), model[0]
+    (['0'], Linear(in_features=32, out_features=64, bias=True))
+    """
     targets: dict[str, Any] = structured_layers(model)
     if not targets:
         raise ValueError("the model has no structured layer; there is nothing to make dense.")

@@ -112,7 +112,6 @@ def _aliases(model: nn.Module) -> dict[str, str]:
 
 def _matched(model: Any, aliases: dict[str, str], stored: dict[str, Entry]) -> tuple[dict[str, Entry], list[str]]:
     """The file's tensors under the model's names: as they are, as transformers renames them, or with the prefix of the
-
     base model on or off.
     """
     if not stored.keys() >= model.state_dict().keys() - aliases.keys():

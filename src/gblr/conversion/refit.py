@@ -31,7 +31,9 @@ from gblr.progress import progress
 
 @dataclass(frozen=True)
 class Refitted:
-    """What became of one layer: errors of its outputs on these inputs, relative to those of the dense layer."""
+    """What `heal_` made of one layer: the error of its outputs on these inputs, before and after (`error`), relative to
+    the outputs of the dense layer.
+    """
 
     layer: str
     error_before: float

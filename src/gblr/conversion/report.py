@@ -14,9 +14,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Row:
-    """One matrix. `error` is relative to the dense weight, weighted by inputs if calibrated; None where nothing was
+    """One matrix of a report.
 
-    fitted.
+    `layer` is the name, with its part behind it where a fused layer was split (`c_attn[q]`); `shape` is (out, in);
+    `what` is the format and its size, or why the layer stayed dense (`converted` is False then). `error` is relative to
+    the dense weight, weighted by inputs if there was calibration; None where nothing was fitted. `seconds` are those of
+    the fit. After `harden_`, `form` is what the layer multiplies by, and `form_seconds` the time of a call in each form
+    that was measured.
     """
 
     layer: str
@@ -27,8 +31,8 @@ class Row:
     num_mults: int = 0
     seconds: float = 0.0
     converted: bool = True
-    form: str | None = None  # what a hardened layer multiplies by
-    form_seconds: Mapping[str, float] = field(default_factory=dict)  # of one call of the layer, where measured
+    form: str | None = None
+    form_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def relative_cost(self) -> float:

@@ -38,6 +38,9 @@ class Config:
 class LowRankConfig(Config):
     """Truncated SVD. Ranks are multiples of `rank_multiple` where the budget allows at least one (8 suits most
     hardware).
+
+    >>> gblr.fit(torch.randn(64, 64), LowRankConfig(relative_cost=0.5))
+    LowRankMatrix(64 x 64, relative_cost=0.500)
     """
 
     rank_multiple: int = 1
@@ -52,6 +55,9 @@ class MonarchConfig(Config):
     """Block-diagonal, permutation, block-diagonal. Takes the dearest number of blocks that is not above the cost.
 
     `steps` sweeps over the tiles where inputs are known; without them the projection is one SVD per tile.
+
+    >>> gblr.fit(torch.randn(64, 64), MonarchConfig(relative_cost=0.6))  # 2 / 4; the next step, 2 / 3, has no blocks
+    MonarchMatrix(64 x 64, relative_cost=0.500)
     """
 
     steps: int = 20
@@ -68,6 +74,9 @@ class PixelflyConfig(Config):
 
     Tiles have `tile` rows and columns, fewer where that does not divide an axis or would be too dear. `steps` times one
     part is fitted to what the other leaves.
+
+    >>> gblr.fit(torch.randn(64, 64), PixelflyConfig(relative_cost=0.5))
+    PixelflyMatrix(64 x 64, relative_cost=0.500)
     """
 
     tile: int = 32
@@ -84,8 +93,14 @@ class PixelflyConfig(Config):
 @dataclass(frozen=True)
 class BlastConfig(Config):
     """Tiles that share factors along rows and columns, `num_tiles` x `num_tiles` of them, fewer where that does not
-    divide both axes; `steps` of refinement, of which that is kept whose factors have the lowest error in `dtype`: they
-    may grow and cancel, which half precision does not bear. The dtype of half-precision weights is set by itself.
+    divide both axes.
+
+    There are `steps` sweeps of refinement. Factors may grow on the way and cancel, which half precision does not bear;
+    so of all sweeps that one is kept whose factors, rounded to `dtype`, have the lowest error. For half-precision
+    weights `gblr.convert_` sets `dtype` to theirs.
+
+    >>> gblr.fit(torch.randn(64, 64), BlastConfig(relative_cost=0.5))
+    BlastMatrix(64 x 64, relative_cost=0.492)
     """
 
     num_tiles: int = 4
@@ -111,18 +126,28 @@ Refinement = Literal["descent", "gradient", "none"]
 
 @dataclass(frozen=True)
 class GaudiConfig(Config):
-    """A generalized block-low-rank matrix whose structure can go on learning.
+    """A generalized block-low-rank (GBLR) matrix whose structure can go on learning.
+
+    Blocks have rank `block_rank` (1 as in the paper, 16 and more for matrix units and wide layers), or that of the
+    smaller axis of a weight, where that is less. Their widths and locations are multiples of `align` elements; full
+    widths are always allowed. `num_blocks` is how many there may be, min(out, in) // block_rank if None. With
+    `rounding=False` widths and locations of the layer stay real while they learn.
 
     `init` says where the blocks start: `"correlation"` is Algorithm 2 of the paper with its `smoothing_std` (gamma) and
     `threshold_ratio` (tau over the maximum), `"low_rank"` the truncated SVD, `"full"` blocks of full width at random
     places; `"scratch"` takes nothing from the weight but its variance. `refine` says how they go on from there:
     `"descent"` updates one block at a time by its best interval, exactly; `"gradient"` is the paper's refinement, AdamW
-    on Gaudi masks and a projection on the budget; `"none"` keeps the start. `max_growth` refuses factors that are
-    together larger than that many times the weight and cancel: training does not bear them, as small changes of
-    contents or intervals are then large ones of the weight. A model that will not be trained can have 300, which lowers
-    the error at high costs; for half-precision weights it is lowered to what their rounding allows. `steps` counts
-    sweeps over all blocks, or gradient steps. `block_rank` is lowered to the smaller axis of a weight, where that is
-    shorter.
+    on Gaudi masks and a projection on the budget; `"none"` keeps the start. `steps` counts sweeps over all blocks, or
+    gradient steps; None takes what suits the refinement.
+
+    `max_growth` refuses factors that are together larger than that many times the weight and cancel: training does not
+    bear them, as small changes of contents or intervals are then large ones of the weight. A model that will not be
+    trained can have 300 in place of 3, which lowers the error at high costs; for half-precision weights it is lowered
+    to what their rounding allows.
+
+    >>> matrix = gblr.fit(torch.randn(64, 64), GaudiConfig(relative_cost=0.5, block_rank=8, align=8))
+    >>> matrix.block_rank, matrix.relative_cost <= 0.5
+    (8, True)
     """
 
     block_rank: int = 1

@@ -1,5 +1,4 @@
 """Algorithm 2 of the paper: where the blocks start, read off the correlations of columns and rows of a trained
-
 weight.
 """
 

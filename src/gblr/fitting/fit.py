@@ -22,7 +22,6 @@ def fit_batch(
     tick: Tick = lambda: None,
 ) -> list[StructuredMatrix]:
     """Fits a batch of equal shape; matrix i costs at most `budget[i]` multiplications. `gram` can be factored as it
-
     is.
     """
     raise TypeError(f"no fit is known for {type(config).__name__}; register one with `fit_batch.register`.")

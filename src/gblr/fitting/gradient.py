@@ -1,5 +1,4 @@
 """The paper's refinement (Eq. 13): AdamW on contents, widths and locations under Gaudi masks, widths projected on the
-
 budget.
 """
 

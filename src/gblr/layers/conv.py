@@ -40,7 +40,9 @@ class ConvGeometry:
     @classmethod
     def of(cls, conv: nn.Conv2d) -> "ConvGeometry":
         if conv.groups != 1:
-            raise ValueError(f"grouped convolutions are not supported: groups={conv.groups}.")
+            raise ValueError(
+                f"a structured convolution has one group; got groups={conv.groups}. Leave this layer dense."
+            )
         padding = conv.padding if isinstance(conv.padding, str) else _pair(conv.padding)
         pairs = (_pair(value) for value in (conv.kernel_size, conv.stride, conv.dilation))
         kernel_size, stride, dilation = pairs
@@ -157,6 +159,9 @@ class ConvAttributes:
 class GaudiConv2d(ConvAttributes, GaudiModule):
     """A convolution that learns where its weight needs parameters: a drop-in for `nn.Conv2d` with one group.
 
+    `options` are those of `GaudiLinear`: `rounding`, `num_blocks`, `relative_cost` (at the start), `device`, `dtype`,
+    `generator`.
+
     >>> layer = GaudiConv2d(3, 8, kernel_size=3, padding=1)
     >>> layer(torch.randn(2, 3, 5, 5)).shape
     torch.Size([2, 8, 5, 5])
@@ -200,7 +205,13 @@ class GaudiConv2d(ConvAttributes, GaudiModule):
 
 
 class StructuredConv2d(ConvAttributes, MatrixModule):
-    """A convolution whose unfolded weight is any matrix format, with a fixed structure."""
+    """A convolution whose unfolded weight, out x (in * kh * kw), is any matrix format, with a fixed structure.
+
+    >>> geometry = ConvGeometry.of(nn.Conv2d(4, 8, kernel_size=3, padding=1))
+    >>> layer = StructuredConv2d(gblr.LowRankMatrix(torch.randn(2, 8), torch.randn(2, 4 * 3 * 3)), geometry)
+    >>> layer(torch.randn(1, 4, 5, 5)).shape
+    torch.Size([1, 8, 5, 5])
+    """
 
     def __init__(self, matrix: StructuredMatrix, geometry: ConvGeometry, bias: Float[Tensor, " out"] | None = None):
         super().__init__(matrix)

@@ -26,7 +26,9 @@ class GaudiModule(SmoothMasks):
 
     `width_frac` and `location_frac` are (2, num_blocks), entry 0 for rows (outputs) and entry 1 for columns (inputs),
     as fractions of their axis; they stay float32 whatever the module is cast to. `u` and `v` hold the contents.
-    Forward masks round widths and locations to multiples of `align`, straight through, unless `rounding` is off.
+    Forward masks round widths and locations to multiples of `align` elements, straight through, unless `rounding` is
+    off. `num_blocks` is min(out, in) // `block_rank` unless given. `relative_cost` is that of the blocks to start with;
+    training moves it.
     """
 
     _structure_names = ("width_frac", "location_frac", "sigma", "_row_table", "_col_table")
@@ -168,9 +170,8 @@ class GaudiModule(SmoothMasks):
         return torch.stack([row.float() / self.out_features, col.float() / self.in_features]).to(self.width_frac.device)
 
     def elements(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """((row_width, row_location), (col_width, col_location)) in elements, rounded straight through;
-
-        differentiable.
+        """((row_width, row_location), (col_width, col_location)) in elements, rounded straight through, so that they
+        are differentiable.
         """
         if self.rounding:
             row_width, col_width, row_location, col_location = elements(

@@ -93,6 +93,9 @@ def butterfly_support(grid: tuple[int, int], max_stride: int) -> tuple[Int[Tenso
     `max_stride`.
 
     On a rectangular grid the pattern of the shorter side is stretched along the longer one.
+
+    >>> butterfly_support(grid=(2, 4), max_stride=2)
+    (tensor([0, 0, 0, 0, 1, 1, 1, 1]), tensor([0, 1, 2, 3, 0, 1, 2, 3]))
     """
     if max_stride < 1:
         raise ValueError(f"`max_stride` must be at least 1 (1 keeps the diagonal alone); got {max_stride}.")

@@ -12,7 +12,7 @@ from gblr.reports.figures import BLOCK_COLOURS, FAINT, INK, PAPER
 try:
     from matplotlib.figure import Figure
 except ImportError as error:
-    raise ImportError("drawing needs matplotlib, which is not installed: pip install gblr[report]") from error
+    raise ImportError("drawing needs matplotlib, which is not installed: pip install 'gblr[report]'.") from error
 
 _MARKERS = "osD^vPX*<>"
 _COLOURS = (*BLOCK_COLOURS, "#000000", "#7F3C8D", "#A5AA99", "#6F4E37")

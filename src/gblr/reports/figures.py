@@ -14,7 +14,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.patches import Polygon, Rectangle
 except ImportError as error:
-    raise ImportError("drawing needs matplotlib, which is not installed: pip install gblr[report]") from error
+    raise ImportError("drawing needs matplotlib, which is not installed: pip install 'gblr[report]'.") from error
 
 BLOCK_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, FAINT, PAPER = "#222222", "#8A8A8A", "#E4E4E4"

@@ -28,7 +28,7 @@ def start_accelerator(config: TrainConfig) -> Any:
         from accelerate.state import AcceleratorState, GradientState  # type: ignore[import-untyped]
         from accelerate.utils import GradientAccumulationPlugin  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ImportError("`gblr.train` needs Accelerate: pip install gblr[hf]") from error
+        raise ImportError("`gblr.train` needs Accelerate: pip install 'gblr[hf]'.") from error
     AcceleratorState._reset_state()  # it keeps the precision of an earlier run and refuses another
     GradientState._reset_state()
     no_device = not torch.accelerator.is_available()

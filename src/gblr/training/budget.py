@@ -26,10 +26,13 @@ class Budget:
     their axis, as the paper does.
 
     `method="projection"` lowers the bound from the present cost at the share `start` of the steps to the target at
-    `end` and keeps the widths below it, exactly and at every step. `"shrinkage"` is the paper's: shrink by
-    `max_shrinkage` (lambda_0, in fractions of the axis) times the learning rate while above the target; what is left
-    above it at `end` is projected, so that the budget is met whatever `max_shrinkage` is. The paper's 0.02 to 0.04 are
-    for its 300 epochs; by default it would take a whole axis away in 3 % of the steps, if no gradient held.
+    `end` (0.6; 0.9 for shrinkage), along `shape`, and keeps the widths below it, exactly and at every step.
+    `"shrinkage"` is the paper's: shrink by `max_shrinkage` (lambda_0, in fractions of the axis) times the learning rate
+    while above the target; what is left above it at `end` is projected, so that the budget is met whatever
+    `max_shrinkage` is. The paper's 0.02 to 0.04 are for its 300 epochs; by default it would take a whole axis away in
+    3 % of the steps, if no gradient held.
+
+    Two targets, a target out of its range and options that do not go together are a ValueError.
 
     >>> Budget(relative_cost=0.3).end
     0.6

@@ -30,8 +30,8 @@ _LEAST = 1e-9  # a budget is above 0, also where all blocks are dead
 
 @dataclass(frozen=True)
 class HealResult:
-    """Errors of every layer before and after its refit, and the history of the distillation; None for a step that
-    was not taken.
+    """What `heal_` did: `layers` has the errors of every layer before and after its refit, none if that was left out;
+    `training` is the result of the distillation, None without one.
     """
 
     layers: list[Refitted]

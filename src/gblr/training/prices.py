@@ -108,7 +108,7 @@ def check_reachable(prices: Prices, widths: Widths) -> None:
     if least > prices.target:
         raise ValueError(
             f"the budget of {prices.target:.4g} {prices.unit} cannot be met: what does not follow the trainable widths "
-            f"takes {least:.4g} alone."
+            f"takes {least:.4g} alone. Raise the budget, or let more layers learn."
         )
 
 

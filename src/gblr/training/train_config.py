@@ -30,9 +30,9 @@ class TrainConfig:
     DataLoaders and other iterables of batches have a size of their own, also that of all processes.
 
     Rates: `lr` for contents and everything else, `structure_lr` for widths and locations; both rise over the share
-    `warmup` of the steps and fall to the share `final_lr` of themselves along `schedule`. `weight_decay` reaches
-    weights only. `clip_norm` bounds the gradient of everything but structure, whose optimizer is free of scale; None
-    turns it off.
+    `warmup` of the steps and fall to the share `final_lr` of themselves along `schedule`. `betas` are AdamW's, but for
+    structure, which has (0, 0.999). `weight_decay` reaches weights only. `clip_norm` bounds the gradient of everything
+    but structure, whose optimizer is free of scale; None turns it off.
 
     Structure: with a `budget`, Gaudi layers learn theirs, `sigma` being the smoothness of their masks; without one it
     stays, as nothing would keep the cost. Models without Gaudi layers, such as a dense one to compare with, leave both
@@ -50,8 +50,15 @@ class TrainConfig:
     and batches should have few shapes: those after the first 64 are not captured. On one GPU, without `accumulate`,
     `mixup` and `cutmix`.
 
+    Labels: `label_smoothing` is that of the built-in loss. Numbers: `precision` is "no" for float32, or the mixed
+    precision "bf16" or "fp16". `seed` decides order and augmentation; `num_workers` processes load data. `compile` runs
+    the model through `torch.compile`. `tensorboard` writes curves below `out`.
+
     `eval_every` and `checkpoint_every` count epochs, fractions allowed. `parallel` matters under `torchrun` only:
     "ddp", or "fsdp" to shard parameters too; None follows the environment variable GBLR_PARALLEL, else "ddp".
+    `find_unused` is for DDP and models of which a step may leave parameters unused.
+
+    A value out of its range, and options that do not go together, are a ValueError.
 
     >>> TrainConfig(epochs=30, batch_size=1024, budget=Budget(relative_cost=0.25), precision="bf16").lr
     0.001

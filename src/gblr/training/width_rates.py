@@ -28,7 +28,9 @@ class WidthRates:
         self._layer_of = layer_of.to(self._layers[0].width_frac.device)  # of each block
         owners = [place[0] for place in self._places if place]
         if not owners:
-            raise ValueError("all widths are frozen: there is no structure to learn.")
+            raise ValueError(
+                "all widths are frozen: there is no structure to learn. Thaw some, or leave out the learner."
+            )
         self.last_optimizer = next(o for o in reversed(optimizers) if any(o is owner for owner in owners))
 
     def _found_places(self) -> list[tuple[torch.optim.Optimizer, int] | None]:

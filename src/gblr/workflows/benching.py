@@ -13,7 +13,7 @@ from gblr.conversion.timing import interleaved_medians
 from gblr.layers.structured import MatrixModule
 from gblr.workflows.describe import environment
 from gblr.workflows.exporting import example_of
-from gblr.workflows.model_source import RECORD, open_model, read_record
+from gblr.workflows.model_source import RECORD, open_folder, read_record
 from gblr.workflows.task import length_of
 from gblr.workflows.tasks import load_task
 from gblr.workflows.wording import counted, milliseconds
@@ -22,7 +22,7 @@ from gblr.workflows.wording import counted, milliseconds
 def bench_folder(folder: Path, batches: tuple[int, ...], threads: int | None) -> dict[str, Any]:
     if threads:
         torch.set_num_threads(threads)
-    loaded = open_model(str(folder))
+    loaded = open_folder(folder)
     if not any(isinstance(module, MatrixModule) for module in loaded.model.modules()):
         raise ValueError(f"{folder} holds a dense model: there is nothing to compare. Compress it first.")
     dense = dense_of(folder, loaded.model)

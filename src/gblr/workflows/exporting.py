@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from gblr.conversion.export_onnx import OnnxExport, export_onnx
 from gblr.conversion.planner import as_call
 from gblr.models.load import LoadedModel
-from gblr.workflows.model_source import RECORD, open_model, read_record
+from gblr.workflows.model_source import RECORD, open_folder, read_record
 from gblr.workflows.tasks import load_task
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
@@ -19,7 +19,7 @@ Shapes = dict[str, list[int | str]]
 
 
 def export_folder(folder: Path, format: str, out: Path | None) -> dict[str, Any]:
-    loaded = open_model(str(folder))
+    loaded = open_folder(folder)
     file = out or folder / f"model{FORMATS[format]}"
     example = two_samples(example_of(folder, loaded))
     config: Any = getattr(loaded.model, "config", None)

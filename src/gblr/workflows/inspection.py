@@ -15,11 +15,12 @@ from gblr.conversion.tensor_files import CheckpointError, read_tensors
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.split import SplitLinear
 from gblr.layers.structured import MatrixModule
-from gblr.workflows.model_source import check_finished
+from gblr.workflows.model_source import check_finished, check_there
 
 
 def inspect_folder(folder: Path) -> dict[str, Any]:
     """Layers with their structure, and totals by layer type."""
+    check_there(folder)
     place = folder / "model" if (folder / "model" / MANIFEST).is_file() else folder
     if not (place / MANIFEST).is_file():
         check_finished(folder)

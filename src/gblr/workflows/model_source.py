@@ -29,6 +29,17 @@ def open_model(source: str, *, task: str | None = None, dtype: torch.dtype | Non
     return load_model(source, task=task, dtype=dtype)
 
 
+def open_folder(folder: Path) -> LoadedModel:
+    """As `open_model`, of a folder alone: a misspelt one is not looked for on the hub."""
+    check_there(folder)
+    return open_model(str(folder))
+
+
+def check_there(folder: Path) -> None:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}. Give that of a run, or of `gblr.save_pretrained`.")
+
+
 def check_finished(folder: Path) -> None:
     """Raises for a run that was stopped: it has settings, and neither a record nor a model."""
     if (folder / SETTINGS).is_file() and not (folder / RECORD).is_file() and not (folder / "config.json").is_file():
