@@ -73,6 +73,21 @@ def test_boxcar_is_exact_for_a_bfloat16_location_beyond_its_spacing_of_one():
     assert mask[0].nonzero().flatten().tolist() == list(range(1024, 1034))
 
 
+@pytest.mark.parametrize("location_dtype", [torch.int32, torch.int64, torch.float32])
+@pytest.mark.parametrize(("dtype", "length"), [(torch.bfloat16, 600), (torch.float16, 5000)])
+def test_boxcar_is_exact_for_half_precision_widths_at_locations_of_another_dtype(dtype, length, location_dtype):
+    width = torch.tensor([2, length // 2, length], dtype=dtype)
+    mask = boxcar_mask(width, torch.tensor([5, length - 1, 3], dtype=location_dtype), length)
+    assert mask.float().sum(1).tolist() == width.tolist()
+
+
+@pytest.mark.parametrize("location", [1e-20, 1e-9, -1e-9, 0.25, 7.9999999])
+@pytest.mark.parametrize("dtype", [torch.float32, f64])
+def test_boxcar_has_width_ones_between_two_elements_too(location, dtype):
+    mask = boxcar_mask(torch.arange(9, dtype=dtype), torch.full((9,), location, dtype=dtype), 8)
+    assert mask.sum(1).tolist() == list(range(9))
+
+
 # gaudi_mask: values
 
 
