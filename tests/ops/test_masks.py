@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -249,6 +250,18 @@ def test_masks_agree_with_a_loop_under_vmap(make, in_dims, generator):
     pairs = [[t[i] if dim == 0 else t for t, dim in zip(args, in_dims, strict=True)] for i in range(4)]
     for mask in (lambda w, l: gaudi_mask(w, l, 2.0, 9), lambda w, l: boxcar_mask(w, l, 9)):
         assert_close(torch.func.vmap(mask, in_dims)(*args), torch.stack([mask(*pair) for pair in pairs]))
+
+
+@pytest.mark.parametrize("make", [random_whole, random_real])
+def test_gaudi_has_derivatives_in_forward_mode(make, generator):
+    inputs = make(9, 6, generator)
+    directions = [torch.randn(6, generator=generator, dtype=f64) for _ in inputs]
+    _, expected = torch.func.jvp(lambda w, l: gaudi_mask(w, l, 2.0, 9), inputs, tuple(directions))
+    with forward_ad.dual_level():
+        duals = (forward_ad.make_dual(*pair) for pair in zip(inputs, directions, strict=True))
+        tangent = forward_ad.unpack_dual(gaudi_mask(*duals, 2.0, 9)).tangent
+    assert tangent is not None
+    assert_close(tangent, expected)
 
 
 def test_gaudi_gives_gradients_per_sample_under_vmap(generator):
