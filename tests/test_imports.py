@@ -78,6 +78,7 @@ def test_the_mathematics_needs_torch_and_nothing_else(file):
         "typing",
         "abc",
         "collections",
+        "contextlib",
         "ctypes",
         "pathlib",
         "os",

@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -637,6 +638,24 @@ def test_torch_func_differentiates_by_parameters(sigma, rounding, generator):
     for name, wanted in zip(parameters, expected, strict=True):
         for grad in (found[name], per_sample[name].mean(0)):
             assert_close(grad, wanted)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+@pytest.mark.parametrize("rounding", [True, False])
+def test_derivatives_in_forward_mode_are_not_lost(rounding, trainable, generator):
+    layer = random_gaudi(sigma=2.0, rounding=rounding, block_rank=2).requires_grad_(trainable)
+    x = torch.randn(5, 12, generator=generator)
+    for name, parameter in layer.named_parameters():
+        direction = torch.randn(parameter.shape, generator=generator)
+
+        def call(value, name=name):
+            return torch.func.functional_call(layer, {name: value}, (x,))
+
+        _, expected = torch.func.jvp(call, (parameter.detach(),), (direction,))
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(call(forward_ad.make_dual(parameter.detach(), direction))).tangent
+        assert tangent is not None, name
+        assert_close(tangent, expected)
 
 
 def test_an_ensemble_of_layers_is_mapped_at_once(generator):

@@ -1,10 +1,13 @@
 """Special to GBLR matrices; Theorem 1's constructors are in tests/paper/test_theorem_1.py, the rest in the contract."""
 
+import math
+
 import pytest
 import torch
 
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.structure import Structure
+from gblr.ops.masks import boxcar_mask
 from tests.helpers import assert_close, raises_value_error
 from tests.matrices.plain import randn, random_gblr
 
@@ -37,6 +40,21 @@ def test_content_outside_the_masks_has_no_effect(generator):
         matrix.structure, torch.where(u == 0, 99.0, matrix.u), torch.where(v == 0, -99.0, matrix.v)
     )  # fmt: skip
     assert_close(noisy.to_dense(), matrix.to_dense())
+
+
+@pytest.mark.parametrize("stray", [math.nan, math.inf])
+def test_content_outside_the_masks_may_be_no_number(stray, generator):
+    matrix = random_gblr(8, 6, generator)
+    s, x = matrix.structure, torch.randn(5, 6, dtype=torch.float64, generator=generator)
+    u, v = (content.clone() for content in (matrix.u, matrix.v))
+    u[boxcar_mask(s.row_width, s.row_location, 8)[:, None].expand_as(u) == 0] = stray
+    v[boxcar_mask(s.col_width, s.col_location, 6)[:, None].expand_as(v) == 0] = stray
+    v[~s.live] = stray  # all of a dead block is outside
+    noisy = GBLRMatrix(s, u.requires_grad_(), v.requires_grad_())
+    assert torch.equal(noisy.to_dense(), matrix.to_dense())
+    assert torch.equal(noisy.matmul(x), matrix.matmul(x))
+    noisy.matmul(x).sum().backward()
+    assert u.grad.isfinite().all() and v.grad.isfinite().all()
 
 
 def test_a_block_with_one_width_of_zero_costs_and_adds_nothing():

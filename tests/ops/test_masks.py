@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +72,21 @@ def test_boxcar_is_exact_for_a_bfloat16_location_beyond_its_spacing_of_one():
     location = torch.tensor([1024], dtype=torch.bfloat16)
     mask = boxcar_mask(torch.tensor([10], dtype=torch.bfloat16), location, 3001)
     assert mask[0].nonzero().flatten().tolist() == list(range(1024, 1034))
+
+
+@pytest.mark.parametrize("location_dtype", [torch.int32, torch.int64, torch.float32])
+@pytest.mark.parametrize(("dtype", "length"), [(torch.bfloat16, 600), (torch.float16, 5000)])
+def test_boxcar_is_exact_for_half_precision_widths_at_locations_of_another_dtype(dtype, length, location_dtype):
+    width = torch.tensor([2, length // 2, length], dtype=dtype)
+    mask = boxcar_mask(width, torch.tensor([5, length - 1, 3], dtype=location_dtype), length)
+    assert mask.float().sum(1).tolist() == width.tolist()
+
+
+@pytest.mark.parametrize("location", [1e-20, 1e-9, -1e-9, 0.25, 7.9999999])
+@pytest.mark.parametrize("dtype", [torch.float32, f64])
+def test_boxcar_has_width_ones_between_two_elements_too(location, dtype):
+    mask = boxcar_mask(torch.arange(9, dtype=dtype), torch.full((9,), location, dtype=dtype), 8)
+    assert mask.sum(1).tolist() == list(range(9))
 
 
 # gaudi_mask: values
@@ -234,6 +250,18 @@ def test_masks_agree_with_a_loop_under_vmap(make, in_dims, generator):
     pairs = [[t[i] if dim == 0 else t for t, dim in zip(args, in_dims, strict=True)] for i in range(4)]
     for mask in (lambda w, l: gaudi_mask(w, l, 2.0, 9), lambda w, l: boxcar_mask(w, l, 9)):
         assert_close(torch.func.vmap(mask, in_dims)(*args), torch.stack([mask(*pair) for pair in pairs]))
+
+
+@pytest.mark.parametrize("make", [random_whole, random_real])
+def test_gaudi_has_derivatives_in_forward_mode(make, generator):
+    inputs = make(9, 6, generator)
+    directions = [torch.randn(6, generator=generator, dtype=f64) for _ in inputs]
+    _, expected = torch.func.jvp(lambda w, l: gaudi_mask(w, l, 2.0, 9), inputs, tuple(directions))
+    with forward_ad.dual_level():
+        duals = (forward_ad.make_dual(*pair) for pair in zip(inputs, directions, strict=True))
+        tangent = forward_ad.unpack_dual(gaudi_mask(*duals, 2.0, 9)).tangent
+    assert tangent is not None
+    assert_close(tangent, expected)
 
 
 def test_gaudi_gives_gradients_per_sample_under_vmap(generator):

@@ -63,7 +63,7 @@ def _run_torch(model: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
 def _run_file(session: Any, inputs: tuple[Any, ...]) -> list[Tensor]:
     names = [value.name for value in session.get_inputs()]
     feed = {name: x.numpy() for name, x in zip(names, _tensors(inputs), strict=True)}
-    return [torch.as_tensor(y) for y in session.run(None, feed)]
+    return [torch.as_tensor(y, device="cpu") for y in session.run(None, feed)]
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -25,8 +25,10 @@ from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.low_rank import LowRankMatrix
 from gblr.matrices.packed import PackedGBLR
 from gblr.matrices.structure import Structure
+from gblr.ops.host import on_host
 
 
+@on_host()
 def plain_layer(layer: MatrixModule, max_padding: float, compose: bool) -> nn.Module:
     """The same layer from plain operators: over tiles; or composed, where that is allowed and expected to be faster; or
     dense, where that is no larger.

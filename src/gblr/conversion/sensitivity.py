@@ -32,7 +32,7 @@ def collect_sensitivity(
     gradients. Layers that do not reach the output have zeros.
     """
     generator = torch.Generator().manual_seed(seed)
-    sums = {source.name: torch.zeros(len(source.weight), dtype=torch.float64) for source in sources}
+    sums = {source.name: torch.zeros(len(source.weight), dtype=torch.float64, device="cpu") for source in sources}
     counts = dict.fromkeys(sums, 0)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with ExitStack() as stack:
@@ -88,11 +88,11 @@ def probe(output: Any, real: Tensor | None, generator: torch.Generator) -> Tenso
     if real is not None and values.shape[: real.dim()] == real.shape:
         values = values[real.to(values.device)]
     if kind == "hidden" or values.dim() < 2:  # one score for each position is no choice among classes
-        signs = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).to(values.device)
+        signs = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8, device="cpu").to(values.device)
         return (values.float() * (2 * signs - 1)).sum()
     scores = values.float().flatten(0, -2)
     # drawn by one number for each row, of a generator on the CPU: the same on every device
-    uniform = torch.rand(len(scores), 1, generator=generator).to(scores.device)
+    uniform = torch.rand(len(scores), 1, generator=generator, device="cpu").to(scores.device)
     chosen = (scores.detach().softmax(-1).cumsum(-1) < uniform).sum(-1).clamp(max=scores.shape[-1] - 1)
     return nn.functional.cross_entropy(scores, chosen, reduction="sum")
 

@@ -48,7 +48,8 @@ def fit(
     """The matrix of the config's format that comes near `weight` at no more than `config.relative_cost`.
 
     `gram` is X^T X of real inputs of the layer (rows of X are input vectors): the error is then that of the outputs.
-    The error is never above that of the truncated SVD, weighted alike, for a `GaudiConfig`.
+    The error is never above that of the truncated SVD, weighted alike, for a `GaudiConfig`; with blocks of a higher
+    rank, of the SVD whose rank is a multiple of `block_rank`.
 
     >>> weight = torch.outer(torch.arange(1.0, 7.0), torch.ones(5))
     >>> matrix = fit(weight, gblr.LowRankConfig(relative_cost=0.4))

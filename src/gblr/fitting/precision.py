@@ -1,4 +1,6 @@
-"""Fits and sums compute as precisely as their tensors are: neither autocast nor TF32 reaches them."""
+"""Fits and sums compute as precisely as their tensors are, and where these are: neither autocast, TF32 nor a default
+device reaches them.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -6,13 +8,15 @@ from typing import Any
 
 import torch
 
+from gblr.ops.host import on_host
+
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Products of float32 in float32, wherever the caller allows less of a model: in an autocast region, or after
-    `torch.set_float32_matmul_precision("high")`.
+    `torch.set_float32_matmul_precision("high")`. Tensors that name no device are made on the CPU.
 
     >>> x = torch.ones(2, 2)
     >>> with torch.autocast("cpu", torch.bfloat16), full_precision():
@@ -20,6 +24,7 @@ def full_precision() -> Iterator[None]:
     torch.float32
     """
     with ExitStack() as stack:
+        stack.enter_context(on_host())
         for device in _DEVICES:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))

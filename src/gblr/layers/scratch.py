@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gblr.ops.host import on_host
+
 _NOISE = 1e-9  # of a cost that should be whole, in blocks or in steps of `align`
 
 
@@ -13,6 +15,7 @@ def default_num_blocks(out_features: int, in_features: int, block_rank: int) -> 
     return max(1, min(out_features, in_features) // block_rank)
 
 
+@on_host()
 def scratch_widths(
     axes: tuple[int, int], num_blocks: int, block_rank: int, relative_cost: float, align: int
 ) -> Float[Tensor, "2 k"]:

@@ -131,9 +131,10 @@ class GBLRMatrix(StructuredMatrix):
         block_rank.
         """
         s, (out_features, in_features) = self.structure, self.shape
-        u = self.u * boxcar_mask(s.row_width, s.row_location, out_features)[:, None].to(self.u.dtype)
-        v = self.v * boxcar_mask(s.col_width, s.col_location, in_features)[:, None].to(self.v.dtype)
-        return u.flatten(0, 1), v.flatten(0, 1)
+        rows = boxcar_mask(s.row_width, s.row_location, out_features) > 0
+        cols = boxcar_mask(s.col_width, s.col_location, in_features) > 0
+        u, v = (torch.where((mask & s.live[:, None])[:, None], t, 0) for mask, t in ((rows, self.u), (cols, self.v)))
+        return u.flatten(0, 1), v.flatten(0, 1)  # not products: what lies outside may be anything, NaN too
 
     def scale_rows(self, factor: Float[Tensor, " out"]) -> "GBLRMatrix":
         return GBLRMatrix(self.structure, self.u * factor, self.v)

@@ -27,8 +27,14 @@ def can_read_values(*tensors: Tensor) -> bool:
 
 
 def is_transformed(*tensors: Tensor) -> bool:
-    """Whether a `torch.func` transform (grad, vmap, jvp) maps over one of them or differentiates by it."""
-    return not torch.compiler.is_compiling() and any(map(_is_wrapped, tensors))
+    """Whether a `torch.func` transform (grad, vmap, jvp) maps over one of them or differentiates by it, or one of them
+    has a tangent (forward-mode differentiation).
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if any(map(_is_wrapped, tensors)):
+        return True
+    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def is_plain_eager() -> bool:

@@ -19,11 +19,12 @@ def boxcar_mask(
             [1., 0., 0., 0., 1., 1.]])
     """
     width, location = check_structure(width, location, length)
-    # In bfloat16 positions above 256 would be rounded.
-    dtype = torch.float32 if location.is_floating_point() else torch.long
-    position = torch.arange(length, dtype=dtype, device=width.device)
-    offset = (position - location[..., None]) % length
-    return (offset < width[..., None]).to(_mask_dtype(width, location))
+    w, l = _exact(width), _exact(location)
+    first = l.ceil()
+    offset = (torch.arange(length, dtype=first.dtype, device=first.device) - first[..., None]) % length
+    # a location between two elements leaves exactly `width` of them inside, unless the width is no whole number either
+    reach = torch.where(w == w.round(), w, w - (first - l))
+    return (offset < reach[..., None]).to(_mask_dtype(width, location))
 
 
 def gaudi_mask(
@@ -88,3 +89,8 @@ def nearest_multiple(value: Float[Tensor, "*k"], align: int, length: int | None)
 def _mask_dtype(width: Tensor, location: Tensor) -> torch.dtype:
     dtype = torch.promote_types(width.dtype, location.dtype)
     return dtype if dtype.is_floating_point else torch.get_default_dtype()
+
+
+def _exact(t: Tensor) -> Tensor:
+    """In a dtype that knows every position of an axis: bfloat16 has but the even ones above 256."""
+    return t.to(torch.promote_types(t.dtype, torch.float32) if t.is_floating_point() else torch.long)

@@ -15,6 +15,7 @@ from gblr.layers.gaudi import GaudiModule
 from gblr.layers.structured import StructuredLinear
 from gblr.matrices.packed import PackedGBLR
 from gblr.matrices.structure import Structure
+from gblr.ops.host import on_host
 from gblr.progress import progress
 
 # (row, column) widths as fractions of the axis: enough to tell the two slopes and the offset apart
@@ -48,6 +49,7 @@ def fit_layer_times(
     return tuple(known[kind] for kind in kinds)
 
 
+@on_host()
 def _fit(
     out_features: int, in_features: int, num_blocks: int, block_rank: int, dtype: torch.dtype, positions: int,
     device: torch.device,

@@ -88,7 +88,7 @@ class PartSampler(Sampler[list[Sample]]):
         if not self.train:
             return list(range(self.length))
         generator = torch.Generator().manual_seed(derived_seed(self.seed, self.epoch))
-        return torch.randperm(self.length, generator=generator).tolist()
+        return torch.randperm(self.length, generator=generator, device="cpu").tolist()
 
 
 def part_of(size: int, rank: int, num_processes: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gblr.layers.gaudi import GaudiModule
+from gblr.ops.host import on_host
 from gblr.training.widths import side_by_side, whole
 
 # gradients hold widths up against the shrinkage: at 0.25 and 0.07 cost 0.08 was not reached in 30 epochs of CIFAR-10,
@@ -24,7 +25,8 @@ class WidthRates:
         self._places = self._found_places()
         self._layers = tuple(named.values())
         self._num_blocks = [layer.num_blocks for layer in self._layers]
-        layer_of = torch.arange(len(self._layers)).repeat_interleave(torch.tensor(self._num_blocks))
+        with on_host():
+            layer_of = torch.arange(len(self._layers)).repeat_interleave(torch.tensor(self._num_blocks))
         self._layer_of = layer_of.to(self._layers[0].width_frac.device)  # of each block
         owners = [place[0] for place in self._places if place]
         if not owners:

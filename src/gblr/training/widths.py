@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from gblr.layers.gaudi import MASK_THRESHOLD, GaudiModule, covering_interval
+from gblr.ops.host import on_host
 from gblr.ops.step import sliding_rows, step_spectrum_at, step_table
 
 _CHUNK = 1 << 24  # elements of masks at a time
@@ -59,6 +60,7 @@ class Widths:
         self._is_plain = all(layer.rounding and layer.align == 1 for layer in self.layers)
         self._is_sharp = math.isinf(sigma) and all(layer.rounding for layer in self.layers)
 
+    @on_host()
     def per_layer(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
         """(row, column) numbers of each layer, spread over its blocks: (2, blocks)."""
         counts = torch.tensor(self.num_blocks)
@@ -133,6 +135,7 @@ class Widths:
         return torch.where(gone & longer, self.align.minimum(self.length) / self.length, width)
 
 
+@on_host()
 def kept_elements(length: int, sigma: float, slack: float = 0.0) -> Int[Tensor, " length_and_one"]:
     """For each whole width 0 .. length the number of elements whose mask is above the hardening threshold - slack.
 
@@ -148,6 +151,7 @@ def kept_elements(length: int, sigma: float, slack: float = 0.0) -> Int[Tensor, 
     return torch.cat(sizes)
 
 
+@on_host()
 def kept_at_most(length: int, sigma: float) -> Int[Tensor, " length_and_one"]:
     """A bound of the same for real widths, rounded up, at any real location: the width and a soft edge on each side.
 

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gblr.ops.host import on_host
+
 OUT_TILE, IN_TILE = 128, 64
 _NUMBERS = OUT_TILE * IN_TILE  # of an entry
 _MOST_ROUNDS = 10  # of exchanges between pairs
@@ -56,6 +58,7 @@ class Sizes(NamedTuple):
         return [self.num_slots, self.column_tiles + 2, self.column_entries, self.row_tiles + 2, inputs]
 
 
+@on_host()
 def tile_blocks(
     row_width: Tensor, row_location: Tensor, col_width: Tensor, col_location: Tensor, block_rank: int,
     shape: tuple[int, int],
