@@ -25,9 +25,7 @@ def read_image_folder(folder: str | Path, class_order: tuple[str, ...] | None = 
     Classes are numbered by their sorted names, or as in `class_order` if that has them all.
     """
     folder = Path(folder)
-    splits = by_split((path.name, path) for path in _subfolders(folder))
-    train, test = train_and_test(splits) if "train" in splits else ([folder], None)
-    assert train is not None
+    train, test = _parts(folder)
     classes = tuple(sorted({path.name for root in train for path in _subfolders(root) if _images(path)}))
     if not classes:
         files = [file for root in train for file in _images(root)]
@@ -41,6 +39,15 @@ def read_image_folder(folder: str | Path, class_order: tuple[str, ...] | None = 
     if class_order and set(classes) <= set(class_order):
         classes = class_order
     return FoundPictures(_labelled(train, classes), _labelled(test, classes) if test else None, classes)
+
+
+def _parts(folder: Path) -> tuple[list[Path], list[Path] | None]:
+    """Folders that train and that judge. One named "train" may also be a class, beside others such as "bus"."""
+    splits = by_split((path.name, path) for path in _subfolders(folder))
+    train, test = train_and_test(splits) if "train" in splits else (None, None)
+    if train is None or (any(map(_images, splits.get("", []))) and not any(map(_subfolders, train))):
+        return [folder], None
+    return train, test
 
 
 def _labelled(roots: list[Path], classes: tuple[str, ...]) -> Pictures:
@@ -66,4 +73,6 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+    """Hidden ones are none: macOS leaves "._name.jpg" beside images on foreign disks, which hold no picture."""
+    files = (file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+    return sorted(file for file in files if not file.name.startswith("."))

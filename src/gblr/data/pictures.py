@@ -1,6 +1,7 @@
 """Encoded images (PNG, JPEG, ...), from files or from bytes, decoded when they are read."""
 
 import io
+import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+_DAMAGED = (OSError, ValueError, TypeError, SyntaxError, EOFError, struct.error)  # what Pillow's readers raise
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,12 @@ class Pictures:
         assert self.size is not None
         try:
             with _open(self.encoded[index]) as image:
-                fitted = _fit(image.convert("L" if self.channels == 1 else "RGB"), self.size, self.crop_share)
-        except OSError as error:
+                plain = _eight_bits(image).convert("L" if self.channels == 1 else "RGB")
+                fitted = _fit(plain, self.size, self.crop_share)
+        except _DAMAGED as error:
             name = self.encoded[index]
-            raise OSError(f"image {name if isinstance(name, Path) else index} cannot be read: {error}") from error
+            what = f"image {name if isinstance(name, Path) else index}"
+            raise OSError(f"{what} cannot be read: {error}. Replace it or take it out of the data.") from error
         pixels = np.asarray(fitted)
         return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
@@ -65,12 +69,21 @@ def _open(encoded: Path | bytes) -> Any:
     return Image.open(encoded if isinstance(encoded, Path) else io.BytesIO(encoded))
 
 
+def _eight_bits(image: Any) -> Any:
+    """Grey of 16 bits at the same brightness: Pillow itself would make all but the darkest white."""
+    if not image.mode.startswith("I;16"):
+        return image
+    from PIL import Image
+
+    return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
+
+
 def _fit(image: Any, size: tuple[int, int], crop_share: float) -> Any:
     """The middle of the image, scaled to `size`; an image that has it stays as it is."""
     height, width = size
     if (image.height, image.width) == size and crop_share == 1:
         return image
     scale = crop_share * min(image.height / height, image.width / width)
-    h, w = scale * height, scale * width
+    h, w = min(scale * height, image.height), min(scale * width, image.width)  # rounding may lead beyond the edge
     left, top = (image.width - w) / 2, (image.height - h) / 2
     return image.resize((width, height), resample=2, box=(left, top, left + w, top + h))  # 2: bilinear, smoothed
