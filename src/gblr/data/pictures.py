@@ -2,8 +2,10 @@
 
 import io
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,21 +46,30 @@ class Pictures:
 
     def original_size(self, index: int = 0) -> tuple[int, int]:
         """Height and width as stored."""
-        with _open(self.encoded[index]) as image:
+        with self._readable(index), _open(self.encoded[index]) as image:
             return image.height, image.width
+
+    def original_sizes(self) -> Counter[tuple[int, int]]:
+        """How many have which height and width."""
+        with ThreadPoolExecutor(8) as pool:
+            return Counter(pool.map(self.original_size, range(len(self))))
 
     def _decode(self, index: int) -> np.ndarray:
         assert self.size is not None
+        with self._readable(index), _open(self.encoded[index]) as image:
+            plain = _eight_bits(image).convert("L" if self.channels == 1 else "RGB")
+            fitted = _fit(plain, self.size, self.crop_share)
+        pixels = np.asarray(fitted)
+        return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+    @contextmanager
+    def _readable(self, index: int) -> Iterator[None]:
         try:
-            with _open(self.encoded[index]) as image:
-                plain = _eight_bits(image).convert("L" if self.channels == 1 else "RGB")
-                fitted = _fit(plain, self.size, self.crop_share)
+            yield
         except _DAMAGED as error:
             name = self.encoded[index]
             what = f"image {name if isinstance(name, Path) else index}"
             raise OSError(f"{what} cannot be read: {error}. Replace it or take it out of the data.") from error
-        pixels = np.asarray(fitted)
-        return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def _open(encoded: Path | bytes) -> Any:
