@@ -163,12 +163,14 @@ def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json
     from gblr.workflows.compress import hint
     from gblr.workflows.listing import list_layers
     from gblr.workflows.model_source import open_model
+    from gblr.workflows.settings import check_free
     from gblr.workflows.tasks import load_task
 
     settings = _settings(options)
     if threads:
         torch.set_num_threads(threads)
     out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
+    check_free(out, settings)
     show.say(f"loading {settings.model}")
     seed_all(settings.seed)  # a model may come with random weights
     loaded = open_model(settings.model)
@@ -200,12 +202,14 @@ def _stream(options: dict[str, Any], out: Path | None, threads: int | None, as_j
 
     import torch
 
+    from gblr.workflows.settings import check_free
     from gblr.workflows.stream import stream
 
     settings = _settings(options)
     if threads:
         torch.set_num_threads(threads)
     out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
+    check_free(out, settings)
     report = stream(settings, out, show.say)
     if int(os.environ.get("RANK", 0)):
         return
