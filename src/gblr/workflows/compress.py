@@ -129,6 +129,7 @@ def _result(variant: Variant, main: bool, settings: Settings, times: dict[str, f
 def _keep(variant: Variant, tokenizer: Any, out: Path) -> None:
     """The result in its own place, with the tokenizer, so that it can be opened alone."""
     with replacing(out / "model") as folder:
-        shutil.copytree(variant.folder / "model", folder, dirs_exist_ok=True)
+        for file in (variant.folder / "model").iterdir():
+            shutil.copy(file, folder)
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(folder)
