@@ -310,3 +310,39 @@ def test_a_model_is_measured_in_the_precision_that_was_asked_for(gblr, tmp_path)
     assert torch.bfloat16 in dtypes and dtypes[-1] == torch.float32
     model = load_file(tmp_path / "bfloat16" / "model" / "model.safetensors")
     assert {t.dtype for t in model.values() if t.is_floating_point()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.json", "[1, 2]", "must hold options by name"),
+        ("a.yaml", "method: gaudi", "a.yaml cannot be read as JSON (TOML in files that end in .toml)"),
+        ("a.toml", "a = = 1", "a.toml cannot be read as TOML"),
+        ("a.toml", 'colour = "red"', "a recipe has no option colour; there are baselines, batch_size"),
+        ("a.toml", 'epochs = "3"', "--epochs must be a number; got '3'"),
+        ("a.toml", "max_train = 2.5", "--max-train must be a whole number; got 2.5"),
+        ("a.toml", 'method = "gaudi"\ninclude = "fc1"', "--include must be a list of texts; got 'fc1'"),
+    ],
+)
+def test_a_recipe_that_is_none_is_wrong_usage(gblr, tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    ended = gblr("train", "vit:digits", "--data", "digits", "--recipe", name)
+    assert ended.code == 2 and words in " ".join(ended.err.split()) and not (tmp_path / "runs").exists()
+
+
+def test_a_batch_larger_than_the_data_is_told_before_the_fit(gblr, tmp_path):
+    ended = gblr("compress", "vit:digits", *TINY, "--train", 1, "--batch-size", 500, "--out", "run")
+    assert ended.code == 1 and "--batch-size must be at most the 128 training samples" in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_taken_is_told_before_anything_is_loaded(gblr, small):
+    ended = gblr("compress", "vit:digits", *TINY, "--cost", 0.4, "--out", small.folder)
+    assert ended.code == 1 and "holds another run" in ended.err and "loading" not in ended.err
+
+
+def test_patterns_that_leave_no_layer_are_named(gblr):
+    ended = gblr("compress", "vit:digits", *TINY, "--exclude", "*")
+    assert (
+        ended.code == 1 and "--convolutions" not in ended.err and "--exclude * leaves no layer to convert" in ended.err
+    )

@@ -150,8 +150,17 @@ def _recipe(file: Path) -> dict[str, Any]:
     import json
     import tomllib
 
-    text = file.read_text()
-    options = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+    is_toml = file.suffix == ".toml"
+    try:
+        text = file.read_text()
+        options = tomllib.loads(text) if is_toml else json.loads(text)
+    except (OSError, ValueError) as error:
+        kind = "TOML" if is_toml else "JSON (TOML in files that end in .toml)"
+        raise typer.BadParameter(f"--recipe {file} cannot be read as {kind}: {error}.") from error
+    if not isinstance(options, dict):
+        raise typer.BadParameter(
+            f'--recipe {file} must hold options by name, such as {{"epochs": 2}}; got {text[:40]}.'
+        )
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
@@ -221,14 +230,18 @@ def _stream(options: dict[str, Any], out: Path | None, threads: int | None, as_j
 
 
 def _settings(options: dict[str, Any]) -> Any:
-    from gblr.workflows.settings import Settings, check_used
+    from gblr.workflows.settings import OPTIONS, Settings, check_used
 
+    if unknown := sorted(options.keys() - OPTIONS):  # of a recipe
+        raise typer.BadParameter(
+            f"a recipe has no option {', '.join(unknown)}; there are {', '.join(sorted(OPTIONS))}."
+        )
     try:
         settings = Settings(**options)
         check_used(settings)
         return settings
-    except (ValueError, TypeError) as error:  # a recipe may have names and types of its own
-        raise typer.BadParameter(str(error).removeprefix("Settings.__init__() ")) from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def default_name(model: str, method: str, cost: float) -> str:

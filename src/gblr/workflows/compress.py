@@ -42,6 +42,10 @@ def compress(
             f"--distill mixes the loss of a classifier or of a language model with the dense model's scores; "
             f"{loaded.architecture} has neither here: training for {task.name} has a loss of its own. Leave it out."
         )
+    if settings.batch_size and settings.batch_size > len(task.samples):
+        raise ValueError(
+            f"--batch-size must be at most the {len(task.samples)} training samples; got {settings.batch_size}."
+        )
     settings = with_block_rank(settings, loaded.model)
     if note := note_on(settings.precision, loaded.device):
         say(note)

@@ -58,8 +58,8 @@ def image_task(data: ImageData, request: Request) -> Task:
     train_images = PreparedImages(train, mean, std, pad, flip, dtype=loaded.dtype)
     test_images = PreparedImages(test, mean, std, dtype=loaded.dtype)
     scores = _try(loaded, train_images, request.source)
-    size = " x ".join(str(n) for n in train_images.inputs([0]).shape[-2:])
-    counts = f"{len(train)} training and {len(test)} test images of {size}"
+    pixels = " x ".join(str(n) for n in train_images.inputs([0]).shape[-2:])
+    counts = f"{len(train)} training and {len(test)} test images of {pixels}"
     if data.num_classes == 0 or (scores.dim() != 2 and loaded.kind == "images"):
         task = outputs_task(train_images, test_images, counts, request, batch_size=64)
         return replace(task, image_mean=mean, image_std=std, remark=remark)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
 from gblr.atomic import locked, write_json
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
@@ -59,6 +60,8 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            _check_type(field.name, field.type, getattr(self, field.name))
         for name in (self.method, *self.baselines):
             if name not in METHODS and not (name == "dense" and self.from_scratch):
                 option = "--method" if name == self.method else "--baseline"
@@ -85,6 +88,21 @@ class Settings:
 
     def to_plain(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))
+
+
+OPTIONS = frozenset(field.name for field in fields(Settings))
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list of texts"}
+
+
+def _check_type(name: str, declared: Any, value: Any) -> None:
+    """Values of a recipe may be of any type."""
+    kinds = get_args(declared) if isinstance(declared, UnionType) else (declared,)
+    if value is None and NoneType in kinds:
+        return
+    kind = get_origin(kinds[0]) or kinds[0]
+    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    if not fits or (kind is tuple and not all(isinstance(one, str) for one in value)):
+        raise ValueError(f"--{name.replace('_', '-')} must be {_KINDS[kind]}; got {value!r}.")
 
 
 def check_used(settings: Settings) -> None:
