@@ -31,6 +31,15 @@ def test_train_and_val_folders_are_kept_apart(tmp_path):
     assert len(found.train) == 9 and found.test.labels.tolist() == [0, 2]
 
 
+def test_a_test_part_without_classes_gives_way(tmp_path):
+    write_images(tmp_path / "train", 3)
+    write_images(tmp_path / "test", 2, classes=())
+    with pytest.raises(FileNotFoundError, match=r"no images in class folders in .*test: expected one subfolder"):
+        read_image_folder(tmp_path)
+    write_images(tmp_path / "val", 1)
+    assert read_image_folder(tmp_path).test.labels.tolist() == [0, 1, 2]
+
+
 def test_the_models_own_order_of_classes_counts(tmp_path):
     write_images(tmp_path, 1)
     assert read_image_folder(tmp_path, ("dog", "cat", "fish", "bird")).train.labels.tolist() == [3, 1, 0]

@@ -84,6 +84,13 @@ def test_an_unfinished_run_is_told_so(use, tmp_path):
         use(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", '{"model": "net", "data": {}}'])
+def test_a_record_of_another_program_is_told_so(text, tmp_path):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run.json is no record that `gblr compress`"):
+        open_model(str(tmp_path))
+
+
 def test_costs_by_type_are_those_of_converted_layers():
     model = CifarResNet(8).eval()
     gblr.convert_(model, gblr.LowRankConfig(0.5), gblr.conv_layers(include=("layer2",)))

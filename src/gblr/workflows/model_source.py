@@ -42,9 +42,13 @@ def read_record(folder: Path) -> dict[str, Any]:
             f"{folder} has no {RECORD}: it is no folder that `gblr compress` or `gblr train` finished."
         )
     try:
-        return json.loads(file.read_text())
+        found = json.loads(file.read_text())
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {error}") from error
+    parts = [found.get(name) for name in ("model", "data")] if isinstance(found, dict) else [None]
+    if not all(isinstance(part, dict) and "source" in part for part in parts):
+        raise ValueError(f"{file} is no record that `gblr compress` or `gblr train` wrote.")
+    return found
 
 
 def lasting_source(source: str) -> str:
