@@ -69,8 +69,8 @@ def _labelled(roots: list[Path], classes: tuple[str, ...]) -> Pictures:
     if not files:
         where = ", ".join(str(root) for root in roots)
         raise FileNotFoundError(
-            f"no images in class folders in {where}: expected one subfolder for each class, as in training. Where there "
-            "is no such part, some of the training images judge."
+            f"no images in class folders in {where}: expected one subfolder for each class, as in training. Where "
+            "there is no such part, some of the training images judge."
         )
     return Pictures(files, torch.tensor(labels))
 
