@@ -2,12 +2,16 @@
 complete.
 """
 
+import importlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 
 @contextmanager
@@ -58,6 +62,30 @@ def _sync_one(path: Path) -> None:
 
 def _beside(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Raises `Busy` where another process has the folder; the system frees it however a process ends. Disks and systems
+    without locks have none.
+    """
+    handle = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+    try:
+        if fcntl is not None and handle is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Busy(f"{folder} is in use by another process: wait for it, or choose another folder.") from None
+            except OSError:
+                pass
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+class Busy(ValueError):
+    """Another process works in the folder."""
 
 
 @contextmanager

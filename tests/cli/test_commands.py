@@ -111,6 +111,7 @@ def test_structure_is_learned_from_scratch_by_a_recipe(gblr, tmp_path):
     [
         ("none.toml", None, ["there is no recipe none.toml"]),
         ("r.toml", "model = vit", ["r.toml is no TOML", "line 1"]),
+        ("r.yaml", "method: gaudi", ["r.yaml is no JSON (TOML in files that end in .toml)"]),
         ("r.json", "[1]", ["r.json must have names and values"]),
         ("r.toml", "epoch = 3", ["`epoch`", "did you mean `epochs`?"]),
         ("r.toml", "from_scratch = false", ["`from_scratch`", "no option"]),
@@ -123,7 +124,7 @@ def test_a_wrong_recipe_is_told_with_its_name(gblr, tmp_path, name, text, words)
     if text is not None:
         (tmp_path / name).write_text(text)
     ended = gblr("train", "vit:digits", "--data", "digits", "--recipe", name)
-    assert ended.code == 2 and "Traceback" not in ended.err
+    assert ended.code == 2 and "Traceback" not in ended.err and not (tmp_path / "runs").exists()
     assert all(word in " ".join(ended.err.split()) for word in words), ended.err
 
 
@@ -333,3 +334,21 @@ def test_a_model_is_measured_in_the_precision_that_was_asked_for(gblr, tmp_path)
     assert torch.bfloat16 in dtypes and dtypes[-1] == torch.float32
     model = load_file(tmp_path / "bfloat16" / "model" / "model.safetensors")
     assert {t.dtype for t in model.values() if t.is_floating_point()} == {torch.float32}
+
+
+def test_a_batch_larger_than_the_data_is_told_before_the_fit(gblr, tmp_path):
+    ended = gblr("compress", "vit:digits", *TINY, "--train", 1, "--batch-size", 500, "--out", "run")
+    assert ended.code == 1 and "--batch-size must be at most the 128 training samples" in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_taken_is_told_before_anything_is_loaded(gblr, small):
+    ended = gblr("compress", "vit:digits", *TINY, "--cost", 0.4, "--out", small.folder)
+    assert ended.code == 1 and "holds another run" in ended.err and "loading" not in ended.err
+
+
+def test_patterns_that_leave_no_layer_are_named(gblr):
+    ended = gblr("compress", "vit:digits", *TINY, "--exclude", "*")
+    assert (
+        ended.code == 1 and "--convolutions" not in ended.err and "--exclude * leaves no layer to convert" in ended.err
+    )

@@ -510,3 +510,14 @@ save_file({"y": y.contiguous()}, sys.argv[2])
 """
     subprocess.run([sys.executable, "-c", code, tmp_path / "model", tmp_path / "y"], check=True, capture_output=True)
     assert torch.equal(load_file(tmp_path / "y")["y"], output(model))
+
+
+def test_a_full_disk_is_an_error_of_the_disk(tmp_path):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))  # a file of more bytes is refused, as on a full disk
+    try:
+        with pytest.raises(OSError, match=r"model.safetensors cannot be written: .*Make room on the disk"):
+            save_pretrained(nn.Linear(64, 64), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

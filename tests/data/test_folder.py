@@ -31,10 +31,31 @@ def test_train_and_val_folders_are_kept_apart(tmp_path):
     assert len(found.train) == 9 and found.test.labels.tolist() == [0, 2]
 
 
+def test_a_test_part_without_classes_gives_way(tmp_path):
+    write_images(tmp_path / "train", 3)
+    write_images(tmp_path / "test", 2, classes=())
+    with pytest.raises(FileNotFoundError, match=r"no images in class folders in .*test: expected one subfolder"):
+        read_image_folder(tmp_path)
+    write_images(tmp_path / "val", 1)
+    assert read_image_folder(tmp_path).test.labels.tolist() == [0, 1, 2]
+
+
 def test_the_models_own_order_of_classes_counts(tmp_path):
     write_images(tmp_path, 1)
     assert read_image_folder(tmp_path, ("dog", "cat", "fish", "bird")).train.labels.tolist() == [3, 1, 0]
     assert read_image_folder(tmp_path, ("dog", "wolf")).train.labels.tolist() == [0, 1, 2]
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    write_images(tmp_path, 2, classes=("bus", "train", "tram"))
+    found = read_image_folder(tmp_path)
+    assert found.classes == ("bus", "train", "tram") and len(found.train) == 6 and found.test is None
+
+
+def test_hidden_files_are_no_images(tmp_path):
+    write_images(tmp_path, 2)
+    (tmp_path / "cat" / "._0.png").write_bytes(b"what macOS writes on foreign disks")
+    assert len(read_image_folder(tmp_path).train) == 6
 
 
 def test_images_without_classes(tmp_path):
@@ -70,6 +91,20 @@ def test_images_are_scaled_and_their_middle_is_kept(tmp_path):
     assert narrow.min() > wide[1].min() and narrow.max() < wide[1].max()
 
 
+def test_images_of_any_size_are_fitted(tmp_path):
+    """29 / 7 * 7 is above 29 in floating point: a box that begins before the image."""
+    (tmp_path / "wide.png").write_bytes(png(9, (29, 39)))
+    (tmp_path / "high.png").write_bytes(png(9, (464, 232)))
+    for size in ((7, 7), (224, 224), (37, 51)):
+        assert read(read_image_folder(tmp_path).train, size=size)[0].shape == (2, 3, *size)
+
+
+def test_grey_of_16_bits_keeps_its_brightness(tmp_path):
+    levels = np.arange(64, dtype=np.uint16).reshape(8, 8) * 257 * 4
+    Image.fromarray(levels).save(tmp_path / "deep.png")
+    assert np.array_equal(read(read_image_folder(tmp_path).train, channels=1)[0][0, 0].numpy(), levels // 257)
+
+
 def test_grey_images_and_colours_become_what_the_model_takes(tmp_path):
     Image.fromarray(np.full((8, 8), 7, np.uint8)).save(tmp_path / "grey.png")
     found = read_image_folder(tmp_path).train
@@ -80,5 +115,5 @@ def test_grey_images_and_colours_become_what_the_model_takes(tmp_path):
 def test_a_damaged_image_is_named(tmp_path):
     write_images(tmp_path, 1)
     (tmp_path / "cat" / "0.png").write_bytes(png(1)[:60])
-    with pytest.raises(OSError, match=r"cat/0.png cannot be read"):
+    with pytest.raises(OSError, match=r"cat/0.png cannot be read: .* take it out of the data"):
         read(read_image_folder(tmp_path).train)

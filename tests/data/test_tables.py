@@ -1,6 +1,8 @@
 import os
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -94,6 +96,16 @@ def test_classes_by_number_by_word_and_by_their_stored_names(tmp_path):
     (gaps,) = read_parquet(write_table(tmp_path / "d.parquet", {"label": [1, None]})).values()
     with pytest.raises(ValueError, match="rows without a label"):
         class_numbers(gaps, "label", None)
+
+
+def test_files_that_are_no_tables_are_named(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"a.parquet cannot be read as parquet: .*\. Write or download it again"):
+        read_parquet(tmp_path / "a.parquet")
+    doubled = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(doubled, tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"b.parquet has several columns named text\."):
+        read_parquet(tmp_path / "b.parquet")
 
 
 def test_pictures_come_from_bytes(tmp_path):

@@ -64,3 +64,18 @@ def test_bytes_that_are_no_utf8_are_told(tmp_path):
         assert read_texts(tmp_path / "latin.txt", by_line=True) == {"": ["Gr\ufffd\ufffde", "Caf\ufffd"]}
     (tmp_path / "plain.txt").write_text("such a character: \ufffd", encoding="utf-8")
     assert read_texts(tmp_path / "plain.txt") == {"": ["such a character: \ufffd"]}
+
+
+def test_the_mark_of_windows_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_text("a cat\n", encoding="utf-8-sig")
+    (tmp_path / "b.jsonl").write_text('{"text": "a dog"}\n', encoding="utf-8-sig")
+    assert read_texts(tmp_path) == {"": ["a cat\n", "a dog"]}
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"a cat", lambda data: data[:30]])
+def test_damaged_archives_are_named(suffix, damage, tmp_path):
+    file = tmp_path / f"a.txt{suffix}"
+    file.write_bytes(damage({".gz": gzip, ".xz": lzma}[suffix].compress(bytes(range(65, 91)) * 9)))
+    with pytest.raises(OSError, match=rf"a.txt{suffix} is damaged, or not compressed as its name says"):
+        read_texts(file)

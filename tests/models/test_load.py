@@ -187,6 +187,19 @@ def test_a_function_in_the_current_folder_makes_the_model(my_models):
     assert not found.model.training
 
 
+def test_attributes_for_images_may_be_written_in_other_ways(my_models):
+    my_models(
+        "class Net(nn.Linear):\n    image_size, in_channels, image_mean, image_std = (4, 4), None, 0.5, None\n"
+        "def net():\n    model = Net(2, 3)\n    model.image_std = torch.full((1, 3, 1, 1), 0.25)\n    return model\n"
+        "def high():\n    model = Net(2, 3)\n    model.image_size = (4, 6)\n    return model\n"
+    )
+    found = load_model("python:my_models:net")
+    assert (found.image_size, found.in_channels, found.image_mean) == (4, None, (0.5,))
+    assert found.image_std == (0.25, 0.25, 0.25)
+    with pytest.raises(ValueError, match=r"`image_size` must be one whole number; got \(4, 6\)"):
+        load_model("python:my_models:high")
+
+
 def test_a_function_may_return_a_transformers_model_and_a_tokenizer(my_models, tmp_path):
     write(tmp_path / "bert", BertModel.from_pretrained(write_encoder(tmp_path / "x")), tokenizer(marks=True))
     my_models("from transformers import BertModel\ndef bert():\n    return BertModel.from_pretrained('bert'), len\n")

@@ -64,11 +64,10 @@ def write_encoder(folder: Path, with_tokenizer: bool = True) -> str:
     return write(folder, BertModel(BertConfig(**_BERT)), tokenizer(marks=True) if with_tokenizer else None)
 
 
-def write_text_classifier(folder: Path, num_labels: int = 2) -> str:
+def write_text_classifier(folder: Path, num_labels: int = 2, **config: Any) -> str:
     torch.manual_seed(0)
-    return write(
-        folder, BertForSequenceClassification(BertConfig(**_BERT, num_labels=num_labels)), tokenizer(marks=True)
-    )
+    model = BertForSequenceClassification(BertConfig(**_BERT, num_labels=num_labels, **config))
+    return write(folder, model, tokenizer(marks=True))
 
 
 def write_language_model(folder: Path, with_tokenizer: bool = True) -> str:

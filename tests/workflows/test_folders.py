@@ -1,5 +1,7 @@
 """What commands make of folders: runs, runs that were stopped, streamed ones, and what `save_pretrained` wrote."""
 
+import json
+
 import pytest
 import torch
 from onnxruntime import InferenceSession
@@ -51,12 +53,42 @@ def test_a_streamed_run_is_opened_without_a_record(tmp_path):
         load_record(tmp_path)
 
 
+def write_run(folder, source, data):
+    record = {"model": {"source": str(source)}, "data": {"source": str(data), "image_mean": [0.5]}}
+    (folder / "run.json").write_text(json.dumps(record))
+
+
+def test_a_run_of_a_transformers_model_outlives_its_source(tmp_path):
+    model = small_bert(tmp_path / "run" / "model")
+    write_run(tmp_path / "run", tmp_path / "gone", tmp_path / "texts.txt")
+    found = open_model(str(tmp_path / "run"))
+    assert torch.equal(found.model(**found.model.dummy_inputs)[0], model(**found.model.dummy_inputs)[0])
+    assert found.image_mean == (0.5,) and "gone, from which" in found.note
+    with pytest.raises(OSError, match=r"run is fed with the data that it was made with, .*texts.txt; put it back"):
+        export_folder(tmp_path / "run", "onnx", tmp_path / "model.onnx")
+
+
+def test_a_run_of_other_code_names_what_it_was_made_from(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    gblr.save_pretrained(model, tmp_path / "run" / "model")
+    write_run(tmp_path / "run", "python:no_such_module:net", "digits")
+    with pytest.raises(OSError, match=r"run was made from python:no_such_module:net, .*no module 'no_such_module'"):
+        open_model(str(tmp_path / "run"))
+
+
 @pytest.mark.parametrize("use", [lambda folder: open_model(str(folder)), inspect_folder])
 def test_an_unfinished_run_is_told_so(use, tmp_path):
     (tmp_path / "settings.json").write_text("{}")
     (tmp_path / "work").mkdir()
     with pytest.raises(ValueError, match="is an unfinished run: the same `gblr` command that began it continues it"):
         use(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"model": "net", "data": {}}'])
+def test_a_record_of_another_program_is_told_so(text, tmp_path):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run.json is no record that `gblr compress`"):
+        open_model(str(tmp_path))
 
 
 def test_costs_by_type_are_those_of_converted_layers():

@@ -1,10 +1,12 @@
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from gblr.workflows.compress import compress
-from gblr.workflows.settings import OtherRun, Settings, check_used, claim
+from gblr.workflows.settings import OtherRun, Settings, check_free, check_used, claim, claimed
 from tests.shape_hook import shapes_unchecked
 
 
@@ -15,6 +17,43 @@ def test_a_run_from_before_an_option_was_there_goes_on(tmp_path):
     claim(tmp_path, settings)
     with pytest.raises(OtherRun, match="sensitivity was False"):
         claim(tmp_path, Settings("model", "data", sensitivity=True))
+
+
+def test_a_folder_is_for_one_process_at_a_time(tmp_path):
+    """They would train in turns from each other's steps."""
+    code = (
+        "import sys; from pathlib import Path; from gblr.workflows.settings import Settings, claimed\n"
+        "with claimed(Path(sys.argv[1]), Settings('model', 'data')): print('mine', flush=True); sys.stdin.read()"
+    )
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run")], **options) as other:
+        assert other.stdout.readline() == "mine\n"
+        with (
+            pytest.raises(ValueError, match=r"run is in use by another process: wait for it"),
+            claimed(tmp_path / "run", Settings("model", "data")),
+        ):
+            pass
+        other.kill()
+    assert (tmp_path / "run" / "settings.json").is_file()
+    with claimed(tmp_path / "run", Settings("model", "data")):
+        pass
+
+
+def test_what_a_killed_or_full_machine_left_is_no_other_run(tmp_path):
+    (tmp_path / ".settings.json.123.new").write_text("")
+    check_free(tmp_path, Settings("model", "data"))
+    (tmp_path / "settings.json").write_text("")
+    with pytest.raises(OtherRun, match=r"settings.json is damaged: .* Choose another folder, or delete that one"):
+        check_free(tmp_path, Settings("model", "data"))
+    with pytest.raises(OtherRun, match="is a file; --out is a folder"):
+        check_free(tmp_path / "settings.json", Settings("model", "data"))
+
+
+def test_a_rank_that_is_not_chosen_yet_agrees_with_any(tmp_path):
+    claim(tmp_path, Settings("model", "data", block_rank=16))
+    check_free(tmp_path, Settings("model", "data"))
+    with pytest.raises(OtherRun, match="block_rank was 16"):
+        check_free(tmp_path, Settings("model", "data", block_rank=8))
 
 
 def test_distillation_is_refused_before_any_work_where_training_has_a_loss_of_its_own(tmp_path):

@@ -7,7 +7,7 @@ from gblr.training.loop import train
 from gblr.training.train_config import TrainConfig
 from gblr.workflows import image_task
 from gblr.workflows.tasks import load_task
-from tests.data.tiny_files import image_rows, write_images, write_table
+from tests.data.tiny_files import image_rows, png, write_images, write_table
 from tests.models.tiny_models import write_encoder, write_image_classifier, write_image_encoder
 
 
@@ -181,6 +181,41 @@ def test_a_model_that_cannot_take_the_images_says_so(tmp_path):
     with pytest.raises(ValueError, match=r"cannot take the images .* \(batch, 3, 8, 8\): .* `image_size`"):
         load_task(str(tmp_path), own(net))
     assert load_task(str(tmp_path), own(net, image_size=16)).example.shape == (2, 3, 16, 16)
+
+
+def test_an_error_inside_of_the_model_is_told_as_such(tmp_path):
+    class Broken(Reddest):
+        def forward(self, x):
+            return self.norm(x)
+
+    write_images(tmp_path, 4)
+    with pytest.raises(ValueError, match=r"Broken cannot take the images .* no attribute 'norm'"):
+        load_task(str(tmp_path), own(Broken()))
+
+
+@pytest.mark.parametrize("more", [lambda y: (y, None), lambda y: {"scores": y}, lambda y: {"x": -y, "logits": y}])
+def test_models_may_return_more_than_their_scores(tmp_path, more):
+    class Talkative(Reddest):
+        def forward(self, x):
+            return more(super().forward(x))
+
+    write_images(tmp_path, 8)
+    loaded = own(Talkative(), image_mean=Reddest.image_mean, image_std=Reddest.image_std)
+    task = load_task(str(tmp_path), loaded)
+    assert task.evaluate(loaded.model) == 100
+    result = train(loaded.model, task.train_data, task.eval_data, TrainConfig(epochs=1, batch_size=4, lr=1e-6))
+    assert result.history[-1]["accuracy"] == 1
+
+
+def test_images_of_many_sizes_get_the_commonest_whatever_their_order(tmp_path):
+    write_images(tmp_path / "train", 4, size=(10, 12))
+    write_images(tmp_path / "test", 2, size=(6, 6))
+    for name in ("bird", "cat"):
+        (tmp_path / "train" / name / "0.png").write_bytes(png(50, (20, 20)))
+    tasks = [load_task(str(tmp_path), reddest(), max_train=most, seed=seed) for most, seed in ((None, 0), (2, 1))]
+    for task in tasks:
+        assert task.example.shape[-2:] == (10, 12) and task.eval_data.inputs([0]).shape[-2:] == (10, 12)
+        assert "2 sizes; all are fitted to the commonest, 10 x 12 (10 of 12)" in task.note
 
 
 def test_models_of_text_take_no_images(tmp_path):

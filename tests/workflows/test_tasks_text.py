@@ -178,6 +178,20 @@ def test_pairs_of_sentences_are_judged_by_rank_correlation(encoder, tmp_path):
     assert trained(encoder, task, batch_size=8, epochs=1).history[0]["train_loss"] < 1
 
 
+def test_pairs_without_scores_judge_nothing(encoder, tmp_path):
+    """As the test part of GLUE has them; nor do rows with gaps."""
+    source = write_pairs(tmp_path / "sts")
+    pairs = {"sentence1": sentences(5), "sentence2": sentences(5, 1)}
+    write_table(tmp_path / "sts" / "test.parquet", pairs | {"score": [-1.0] * 5})
+    pairs["sentence1"][3] = None
+    write_table(tmp_path / "sts" / "validation.parquet", pairs | {"score": [1.0, None, 2.0, 3.0, float("nan")]})
+    task = load_task(source, encoder)
+    assert task.what == "80 training sentences and 2 test pairs" and abs(task.evaluate(encoder.model)) == pytest.approx(
+        1
+    )
+    assert task.note == "note: 3 of 5 test pairs lack a sentence or score: left out"
+
+
 def test_spearman_shares_ranks_among_equals():
     a, b = torch.tensor([1.0, 2.0, 2.0, 4.0]), torch.tensor([10.0, 30.0, 20.0, 40.0])
     assert spearman(a, b) == pytest.approx(0.9486833)  # scipy.stats.spearmanr
@@ -195,6 +209,54 @@ def test_a_text_classifier_is_judged_on_its_labels(tmp_path):
         task.evaluate(loaded.model) / 100, abs=1e-4
     )
     assert task.evaluate(loaded.model) > max(before, 70)
+
+
+LABELS = {"id2label": {0: "MEOWS", 1: "BARKS"}, "label2id": {"MEOWS": 0, "BARKS": 1}}
+
+
+@pytest.mark.parametrize("form", ["words", "categories", "numbers"])
+def test_the_models_own_numbers_of_classes_count(tmp_path, form):
+    """By its names; in the data, "barks" comes first."""
+    loaded = load_model(write_text_classifier(tmp_path / "bert", **LABELS))
+    words = [["meows", "barks"][i % 3 == 0] for i in range(60)]
+    names = {"label": ["barks", "meows"]} if form == "numbers" else None
+    labels = pa.array(words) if form == "words" else pa.array(words).dictionary_encode()
+    labels = [names["label"].index(word) for word in words] if names else labels
+    source = write_table(tmp_path / "a.parquet", {"text": sentences(60), "label": labels}, names)
+    task = load_task(source, loaded)
+    assert task.name == "text classification" and not task.note
+    wanted = [0 if word == "meows" else 1 for word in words]
+    found = {text: int(label) for text, label in zip(task.train_data.texts, task.train_data.labels, strict=True)}
+    assert all(wanted[sentences(60).index(text)] == label for text, label in found.items())
+
+
+def test_names_that_the_model_does_not_know_are_told(tmp_path):
+    loaded = load_model(write_text_classifier(tmp_path / "bert", **LABELS))
+    source = write_table(tmp_path / "a.parquet", {"text": sentences(40), "label": ["no", "yes"] * 20})
+    assert "numbered no, yes; the model calls its outputs MEOWS, BARKS" in load_task(source, loaded).note
+
+
+def test_rows_that_are_no_use_are_left_out_and_told(tmp_path):
+    loaded = load_model(write_text_classifier(tmp_path / "bert", num_labels=3))
+    columns = {"text": [*sentences(38), None, "a cat"], "label": [0, 1] * 19 + [1, -1]}
+    task = load_task(write_table(tmp_path / "a.parquet", columns), loaded)
+    assert task.note == "note: 2 of 40 rows have no text or a label below 0: left out"
+    assert task.what == "34 training and 4 test texts, 2 classes"  # of the model's three
+    with pytest.raises(ValueError, match="rows without a label"):
+        load_task(write_table(tmp_path / "b.parquet", {"text": sentences(3), "label": [1.0, None, 0.0]}), loaded)
+    task = load_task(write_table(tmp_path / "c.parquet", {"text": sentences(40), "stars": [1.5] * 40}), loaded)
+    assert task.note.startswith("note: no column of classes was found (stars beside the text)")
+
+
+def test_parts_with_other_columns(tmp_path):
+    """The test part comes first by name."""
+    loaded = load_model(write_text_classifier(tmp_path / "bert"))
+    write_table(tmp_path / "d" / "train.parquet", {"text": sentences(40), "label": [0, 1] * 20})
+    write_table(tmp_path / "d" / "test.parquet", {"text": sentences(9)})
+    assert load_task(str(tmp_path / "d"), loaded).what == "36 training and 4 test texts, 2 classes"
+    write_table(tmp_path / "d" / "test.parquet", {"review": sentences(9), "label": [0] * 9})
+    with pytest.raises(ValueError, match=r"the test part of .* has no column text, .* it has review, label"):
+        load_task(str(tmp_path / "d"), loaded)
 
 
 def test_the_heads_classes_must_fit(tmp_path):

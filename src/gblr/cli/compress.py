@@ -165,12 +165,14 @@ def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json
     from gblr.workflows.compress import hint
     from gblr.workflows.listing import list_layers
     from gblr.workflows.model_source import open_model
+    from gblr.workflows.settings import check_free
     from gblr.workflows.tasks import load_task
 
     settings = _settings(options)
     if threads:
         torch.set_num_threads(threads)
     out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
+    check_free(out, settings)
     show.say(f"loading {settings.model}")
     seed_all(settings.seed)  # a model may come with random weights
     loaded = open_model(settings.model)
@@ -202,12 +204,14 @@ def _stream(options: dict[str, Any], out: Path | None, threads: int | None, as_j
 
     import torch
 
+    from gblr.workflows.settings import check_free
     from gblr.workflows.stream import stream
 
     settings = _settings(options)
     if threads:
         torch.set_num_threads(threads)
     out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
+    check_free(out, settings)
     report = stream(settings, out, show.say)
     if int(os.environ.get("RANK", 0)):
         return
@@ -225,8 +229,8 @@ def _settings(options: dict[str, Any]) -> Any:
         settings = Settings(**options)
         check_used(settings)
         return settings
-    except (ValueError, TypeError) as error:  # a recipe may have names and types of its own
-        raise typer.BadParameter(str(error).removeprefix("Settings.__init__() ")) from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def default_name(model: str, method: str, cost: float) -> str:

@@ -36,7 +36,8 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         options = (tomllib if kind == "TOML" else json).loads(file.read_text())
     except ValueError as error:  # of both, and of a file that is no text
-        raise typer.BadParameter(f"{file} is no {kind}: {error}.") from error
+        hint = "" if kind == "TOML" or file.suffix == ".json" else " (TOML in files that end in .toml)"
+        raise typer.BadParameter(f"{file} is no {kind}{hint}: {error}.") from error
     if not isinstance(options, dict):
         raise typer.BadParameter(f'{file} must have names and values, such as {{"epochs": 3}}.')
     return options

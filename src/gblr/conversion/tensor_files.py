@@ -96,7 +96,10 @@ def weights_checksum(model: nn.Module) -> int:
 def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
     from safetensors.torch import save_file as save  # here, since it is a quarter of the time that `import gblr` takes
 
-    save(tensors, file, metadata)
+    try:
+        save(tensors, file, metadata)
+    except SafetensorError as error:  # a full disk, for which it has no OSError
+        raise OSError(f"{file} cannot be written: {error}. Make room on the disk, then do it again.") from error
 
 
 def write_tensors(

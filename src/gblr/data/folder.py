@@ -25,9 +25,7 @@ def read_image_folder(folder: str | Path, class_order: tuple[str, ...] | None = 
     Classes are numbered by their sorted names, or as in `class_order` if that has them all.
     """
     folder = Path(folder)
-    splits = by_split((path.name, path) for path in _subfolders(folder))
-    train, test = train_and_test(splits) if "train" in splits else ([folder], None)
-    assert train is not None
+    train, test = _parts(folder)
     classes = tuple(sorted({path.name for root in train for path in _subfolders(root) if _images(path)}))
     if not classes:
         files = [file for root in train for file in _images(root)]
@@ -43,17 +41,37 @@ def read_image_folder(folder: str | Path, class_order: tuple[str, ...] | None = 
     return FoundPictures(_labelled(train, classes), _labelled(test, classes) if test else None, classes)
 
 
+def _parts(folder: Path) -> tuple[list[Path], list[Path] | None]:
+    """Folders that train and that judge. One named "train" may also be a class, beside others such as "bus"; a test
+    part without classes, as contests publish it, gives way to validation.
+    """
+    splits = by_split((path.name, path) for path in _subfolders(folder))
+    train, test = train_and_test(splits) if "train" in splits else (None, None)
+    if train is None or (any(map(_images, splits.get("", []))) and not any(map(_subfolders, train))):
+        return [folder], None
+    judges = [splits[name] for name in ("test", "validation") if name in splits]
+    return train, next((roots for roots in judges if any(map(_images, _below(roots)))), test)
+
+
+def _below(roots: list[Path]) -> list[Path]:
+    return sorted(chain.from_iterable(_subfolders(root) for root in roots))
+
+
 def _labelled(roots: list[Path], classes: tuple[str, ...]) -> Pictures:
     number = {name: i for i, name in enumerate(classes)}
     files, labels = [], []
-    for folder in sorted(chain.from_iterable(_subfolders(root) for root in roots)):
+    for folder in _below(roots):
         images = _images(folder)
         if images and folder.name not in number:
             raise ValueError(f"{folder} is a class that the training images do not have ({', '.join(classes[:10])}).")
         files += images
         labels += [number[folder.name]] * len(images) if images else []
     if not files:
-        raise FileNotFoundError(f"no images in the class folders of {', '.join(str(root) for root in roots)}.")
+        where = ", ".join(str(root) for root in roots)
+        raise FileNotFoundError(
+            f"no images in class folders in {where}: expected one subfolder for each class, as in training. Where "
+            "there is no such part, some of the training images judge."
+        )
     return Pictures(files, torch.tensor(labels))
 
 
@@ -66,4 +84,6 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+    """Hidden ones are none: macOS leaves "._name.jpg" beside images on foreign disks, which hold no picture."""
+    files = (file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+    return sorted(file for file in files if not file.name.startswith("."))

@@ -1,8 +1,11 @@
 """Encoded images (PNG, JPEG, ...), from files or from bytes, decoded when they are read."""
 
 import io
-from collections.abc import Sequence
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+_DAMAGED = (OSError, ValueError, TypeError, SyntaxError, EOFError, struct.error)  # what Pillow's readers raise
 
 
 @dataclass(frozen=True)
@@ -42,19 +46,30 @@ class Pictures:
 
     def original_size(self, index: int = 0) -> tuple[int, int]:
         """Height and width as stored."""
-        with _open(self.encoded[index]) as image:
+        with self._readable(index), _open(self.encoded[index]) as image:
             return image.height, image.width
+
+    def original_sizes(self) -> Counter[tuple[int, int]]:
+        """How many have which height and width."""
+        with ThreadPoolExecutor(8) as pool:
+            return Counter(pool.map(self.original_size, range(len(self))))
 
     def _decode(self, index: int) -> np.ndarray:
         assert self.size is not None
-        try:
-            with _open(self.encoded[index]) as image:
-                fitted = _fit(image.convert("L" if self.channels == 1 else "RGB"), self.size, self.crop_share)
-        except OSError as error:
-            name = self.encoded[index]
-            raise OSError(f"image {name if isinstance(name, Path) else index} cannot be read: {error}") from error
+        with self._readable(index), _open(self.encoded[index]) as image:
+            plain = _eight_bits(image).convert("L" if self.channels == 1 else "RGB")
+            fitted = _fit(plain, self.size, self.crop_share)
         pixels = np.asarray(fitted)
         return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+    @contextmanager
+    def _readable(self, index: int) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGED as error:
+            name = self.encoded[index]
+            what = f"image {name if isinstance(name, Path) else index}"
+            raise OSError(f"{what} cannot be read: {error}. Replace it or take it out of the data.") from error
 
 
 def _open(encoded: Path | bytes) -> Any:
@@ -65,12 +80,21 @@ def _open(encoded: Path | bytes) -> Any:
     return Image.open(encoded if isinstance(encoded, Path) else io.BytesIO(encoded))
 
 
+def _eight_bits(image: Any) -> Any:
+    """Grey of 16 bits at the same brightness: Pillow itself would make all but the darkest white."""
+    if not image.mode.startswith("I;16"):
+        return image
+    from PIL import Image
+
+    return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
+
+
 def _fit(image: Any, size: tuple[int, int], crop_share: float) -> Any:
     """The middle of the image, scaled to `size`; an image that has it stays as it is."""
     height, width = size
     if (image.height, image.width) == size and crop_share == 1:
         return image
     scale = crop_share * min(image.height / height, image.width / width)
-    h, w = scale * height, scale * width
+    h, w = min(scale * height, image.height), min(scale * width, image.width)  # rounding may lead beyond the edge
     left, top = (image.width - w) / 2, (image.height - h) / 2
     return image.resize((width, height), resample=2, box=(left, top, left + w, top + h))  # 2: bilinear, smoothed

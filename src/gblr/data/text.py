@@ -5,6 +5,7 @@ import json
 import lzma
 import re
 import warnings
+import zlib
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gblr.data.splits import by_split
 _PLAIN = frozenset({".txt", ".text", ".raw", ".tokens", ".md"})
 _LINES = frozenset({".jsonl", ".ndjson"})
 _NO_UTF8 = re.compile("[\udc80-\udcff]")  # what Python reads such bytes as
+_DAMAGED = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 _OPENERS = {".xz": lzma.open, ".gz": gzip.open}
 
 
@@ -51,17 +53,21 @@ def _suffix(file: Path) -> str:
 
 
 def _read(file: Path, by_line: bool) -> list[str]:
-    with _open(file) as stream:
-        if _suffix(file) in _LINES:
-            return [_text_of(line, file, number) for number, line in enumerate(stream, 1) if line.strip()]
-        if by_line:
-            return [line.strip() for line in stream if line.strip()]
-        text = stream.read()
-        return [text] if text.strip() else []
+    try:
+        with _open(file) as stream:
+            if _suffix(file) in _LINES:
+                return [_text_of(line, file, number) for number, line in enumerate(stream, 1) if line.strip()]
+            if by_line:
+                return [line.strip() for line in stream if line.strip()]
+            text = stream.read()
+            return [text] if text.strip() else []
+    except _DAMAGED as error:
+        raise OSError(f"{file} is damaged, or not compressed as its name says: {error}. Get it again.") from error
 
 
 def _open(file: Path) -> TextIOWrapper:
-    return _OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8", errors="surrogateescape")  # type: ignore[operator]
+    """Without the mark at the beginning that Windows writes."""
+    return _OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8-sig", errors="surrogateescape")  # type: ignore[operator]
 
 
 def _text_of(line: str, file: Path, number: int) -> str:

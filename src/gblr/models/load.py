@@ -16,7 +16,7 @@ from gblr.models.vit import ViT
 
 __all__ = ["LoadedModel", "load_model"]
 
-_ATTRIBUTES = ("image_size", "in_channels", "image_mean", "image_std")
+_ATTRIBUTES = {"image_size": int, "in_channels": int, "image_mean": tuple, "image_std": tuple}
 _DIGITS: dict[str, Any] = {
     "image_size": 8, "patch_size": 2, "in_channels": 1, "width": 64, "depth": 3, "num_heads": 4, "mlp_ratio": 2.0,
 }  # fmt: skip
@@ -90,8 +90,24 @@ def _from_python(source: str, place: str) -> LoadedModel:
         loaded = describe(model, source, getattr(model.config, "_name_or_path", "") or None)
         loaded.tokenizer = tokenizer or loaded.tokenizer
         return loaded
-    given = {name: getattr(model, name) for name in _ATTRIBUTES if hasattr(model, name)}
+    given: dict[str, Any] = {
+        name: _numbers(source, name, getattr(model, name), convert) for name, convert in _ATTRIBUTES.items()
+        if getattr(model, name, None) is not None
+    }  # fmt: skip
     return LoadedModel(model, source, type(model).__name__, tokenizer=tokenizer, **given)
+
+
+def _numbers(source: str, name: str, value: Any, convert: type) -> Any:
+    """One whole number, or one float a channel, however they are written."""
+    try:
+        found = torch.as_tensor(value).flatten().tolist()
+        if convert is tuple:
+            return tuple(map(float, found))
+        (number,) = {int(one) for one in found}
+        return number
+    except (TypeError, ValueError, RuntimeError) as error:
+        wanted = "one whole number" if convert is int else "a number for each channel"
+        raise ValueError(f"{source}: the attribute `{name}` must be {wanted}; got {value!r}.") from error
 
 
 def _function(source: str, place: str) -> Callable[[], Any]:

@@ -169,8 +169,20 @@ def pair(batch: Any) -> tuple[Tensor, Tensor]:
     return inputs, labels
 
 
-def logits_of(output: Any) -> Tensor:
-    return getattr(output, "logits", output)
+def logits_of(output: Any) -> Any:
+    """What a model calls logits, else the first of several tensors that it returns.
+
+    >>> logits_of({"features": torch.zeros(2, 7), "logits": torch.zeros(2, 3)}).shape
+    torch.Size([2, 3])
+    """
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
+        return output["logits"]
+    if hasattr(output, "logits"):
+        return output.logits
+    several = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    return next((value for value in several if isinstance(value, Tensor)), output)
 
 
 def zero_without_labels(loss: Tensor, labels: Any) -> Tensor:

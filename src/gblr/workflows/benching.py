@@ -12,10 +12,9 @@ from gblr.conversion.planner import as_call
 from gblr.conversion.timing import interleaved_medians
 from gblr.layers.structured import MatrixModule
 from gblr.workflows.describe import environment
-from gblr.workflows.exporting import example_of
-from gblr.workflows.model_source import RECORD, open_folder, read_record
+from gblr.workflows.exporting import example_of, task_of
+from gblr.workflows.model_source import RECORD, open_folder
 from gblr.workflows.task import length_of
-from gblr.workflows.tasks import load_task
 from gblr.workflows.wording import counted, milliseconds
 
 
@@ -44,8 +43,7 @@ def dense_of(folder: Path, model: nn.Module) -> nn.Module:
 
 def batches_of(folder: Path, loaded: Any) -> Any:
     if (folder / RECORD).is_file():
-        task = load_task(read_record(folder)["data"]["source"], loaded, max_train=256, max_eval=8)
-        return task.batch
+        return task_of(folder, loaded, max_train=256, max_eval=8).batch
     example = example_of(folder, loaded)
     return lambda size: {key: value[:1].expand(size, *value.shape[1:]) for key, value in example.items()}
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gblr.atomic import replacing
 from gblr.conversion.cost import cost
 from gblr.conversion.planner import as_call
 from gblr.models.load import LoadedModel
@@ -41,6 +42,10 @@ def compress(
             f"--distill mixes the loss of a classifier or of a language model with the dense model's scores; "
             f"{loaded.architecture} has neither here: training for {task.name} has a loss of its own. Leave it out."
         )
+    if settings.batch_size and settings.batch_size > len(task.samples):
+        raise ValueError(
+            f"--batch-size must be at most the {len(task.samples)} training samples; got {settings.batch_size}."
+        )
     settings = with_block_rank(settings, loaded.model)
     if note := note_on(settings.precision, loaded.device):
         say(note)
@@ -64,9 +69,7 @@ def _compress(settings: Settings, loaded: LoadedModel, task: Task, out: Path, co
     times = seconds_per_batch({name: variant.model for name, variant in variants.items()}, task, _BATCHES, say)
     record = make_record(settings, loaded, task, variants, times, command)
     record["seconds"] = round(time.monotonic() - begin, 1)
-    _keep(variants[settings.method], out)
-    if loaded.tokenizer is not None and hasattr(loaded.tokenizer, "save_pretrained"):
-        loaded.tokenizer.save_pretrained(out / "model")  # so that the folder can be opened alone
+    _keep(variants[settings.method], loaded.tokenizer, out)
     save_record(record, out)
     return record
 
@@ -127,8 +130,10 @@ def _result(variant: Variant, main: bool, settings: Settings, times: dict[str, f
     return {"name": name, "main": main, **{k: variant.result.get(k) for k in keys}, "seconds_per_batch": times}
 
 
-def _keep(variant: Variant, out: Path) -> None:
-    """The result in its own place."""
-    if (out / "model").exists():
-        shutil.rmtree(out / "model")
-    shutil.copytree(variant.folder / "model", out / "model")
+def _keep(variant: Variant, tokenizer: Any, out: Path) -> None:
+    """The result in its own place, with the tokenizer, so that it can be opened alone."""
+    with replacing(out / "model") as folder:
+        for file in (variant.folder / "model").iterdir():
+            shutil.copy(file, folder)
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(folder)

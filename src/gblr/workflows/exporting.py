@@ -12,7 +12,7 @@ from gblr.conversion.export_onnx import OnnxExport, export_onnx
 from gblr.conversion.planner import as_call
 from gblr.models.load import LoadedModel
 from gblr.workflows.model_source import RECORD, open_folder, read_record
-from gblr.workflows.tasks import load_task
+from gblr.workflows.tasks import Task, load_task
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
 Shapes = dict[str, list[int | str]]
@@ -42,12 +42,23 @@ def export_folder(folder: Path, format: str, out: Path | None) -> dict[str, Any]
 def example_of(folder: Path, loaded: LoadedModel) -> Any:
     """Inputs to call the model with: of the run's own data, or made up by a transformers model."""
     if (folder / RECORD).is_file():
-        record = read_record(folder)
-        return load_task(record["data"]["source"], loaded, max_train=8, max_eval=8).example
+        return task_of(folder, loaded, max_train=8, max_eval=8).example
     inputs = getattr(loaded.model, "dummy_inputs", None)
     if inputs is None:
         raise ValueError(f"{folder} is no run, and its model has no example inputs; use gblr.export_onnx from Python.")
     return with_what_tokenizers_add(dict(inputs), loaded.model)
+
+
+def task_of(folder: Path, loaded: LoadedModel, **most: int) -> Task:
+    """That of a run, on its own data."""
+    source = read_record(folder)["data"]["source"]
+    try:
+        return load_task(source, loaded, **most)
+    except OSError as error:
+        raise OSError(
+            f"{folder} is fed with the data that it was made with, {source}; put it back where it was. It cannot be "
+            f"read now: {error}"
+        ) from error
 
 
 def with_what_tokenizers_add(inputs: dict[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -50,18 +50,19 @@ def image_task(data: ImageData, request: Request) -> Task:
     if loaded.kind not in ("images", "unknown"):
         raise ValueError(f"{request.source} has images, but {loaded.architecture} takes text.")
     whole, test = _parts(data, request)
-    train = _ready(_some(whole, draw_some(len(whole), request.max_train, request.seed)), loaded)
-    test = _ready(_some(test, draw_some(len(test), request.max_eval, request.seed)), loaded)
-    mean, std = _normalisation(data, whole, train, loaded)
+    size, remark = _size(data.to_measure or whole, loaded)
+    train = _ready(_some(whole, draw_some(len(whole), request.max_train, request.seed)), loaded, size)
+    test = _ready(_some(test, draw_some(len(test), request.max_eval, request.seed)), loaded, size)
+    mean, std = _normalisation(data, whole, train, loaded, size)
     pad, flip = (0, False) if loaded.pretrained else (data.pad, data.flip)
     train_images = PreparedImages(train, mean, std, pad, flip, dtype=loaded.dtype)
     test_images = PreparedImages(test, mean, std, dtype=loaded.dtype)
     scores = _try(loaded, train_images, request.source)
-    size = " x ".join(str(n) for n in train_images.inputs([0]).shape[-2:])
-    counts = f"{len(train)} training and {len(test)} test images of {size}"
+    pixels = " x ".join(str(n) for n in train_images.inputs([0]).shape[-2:])
+    counts = f"{len(train)} training and {len(test)} test images of {pixels}"
     if data.num_classes == 0 or (scores.dim() != 2 and loaded.kind == "images"):
         task = outputs_task(train_images, test_images, counts, request, batch_size=64)
-        return replace(task, image_mean=mean, image_std=std)
+        return replace(task, image_mean=mean, image_std=std, remark=remark)
     _check_classes(scores, data, request)
     return Task(
         name="image classification", source=request.source, what=f"{counts}, {data.num_classes} classes",
@@ -69,7 +70,7 @@ def image_task(data: ImageData, request: Request) -> Task:
         samples=train_images, train_data=train_images, eval_data=test_images,
         score=lambda model: accuracy(model, test_images),
         train_defaults=_train_defaults(loaded, len(train)), distill=0.9 if loaded.pretrained else 0.0,
-        batch_size=64, seed=request.seed, device=loaded.device, image_mean=mean, image_std=std,
+        batch_size=64, seed=request.seed, device=loaded.device, image_mean=mean, image_std=std, remark=remark,
     )  # fmt: skip
 
 
@@ -99,11 +100,29 @@ def _some(images: Images, index: list[int]) -> Images:
     return images.select(index) if isinstance(images, Pictures) else ImageSet(*images[index])
 
 
-def _ready(images: Images, loaded: LoadedModel) -> Images:
-    """At the model's size, decoded if they fit into memory."""
+def _size(images: Images, loaded: LoadedModel) -> tuple[tuple[int, int] | None, str]:
+    """Height and width of encoded images: what the model says, else the commonest size, alike for all parts of the data
+    and every --max-train. With a remark where that is not the only one.
+    """
+    if loaded.image_size or isinstance(images, ImageSet):
+        return (loaded.image_size, loaded.image_size) if loaded.image_size else None, ""
+    some = _some(images, draw_some(len(images), MEASURED, seed=0))
+    assert isinstance(some, Pictures)
+    sizes = some.original_sizes()
+    size, count = sizes.most_common(1)[0]
+    if len(sizes) == 1:
+        return size, ""
+    return size, (
+        f"note: images have {len(sizes)} sizes; all are fitted to the commonest, {size[0]} x {size[1]} ({count} of "
+        f"{sizes.total()}). The attribute `image_size` of your model sets another"
+    )
+
+
+def _ready(images: Images, loaded: LoadedModel, size: tuple[int, int] | None) -> Images:
+    """At the given size, decoded if they fit into memory."""
     if isinstance(images, ImageSet):
         return fitted(images, loaded.image_size, loaded.in_channels)
-    size = (loaded.image_size, loaded.image_size) if loaded.image_size else images.original_size()
+    assert size is not None
     images = replace(images, size=size, channels=loaded.in_channels or 3, crop_share=loaded.crop_share)
     if len(images) * images.channels * size[0] * size[1] > _IN_MEMORY:
         return images
@@ -117,7 +136,7 @@ def _ready(images: Images, loaded: LoadedModel) -> Images:
 
 
 def _normalisation(
-    data: ImageData, whole: Images, train: Images, loaded: LoadedModel
+    data: ImageData, whole: Images, train: Images, loaded: LoadedModel, size: tuple[int, int] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The model's own, else that of the data, else as measured: alike for every --max-train."""
     channels = train[[0]][0].shape[1]
@@ -125,7 +144,7 @@ def _normalisation(
         if mean is not None and std is not None and len(mean) in (1, channels):
             return tuple(mean), tuple(std)
     images = data.to_measure or whole
-    some = _ready(_some(images, draw_some(len(images), MEASURED, seed=0)), loaded)
+    some = _ready(_some(images, draw_some(len(images), MEASURED, seed=0)), loaded, size)
     return channel_statistics(some[list(range(len(some)))][0])
 
 
@@ -135,9 +154,9 @@ def _try(loaded: LoadedModel, images: PreparedImages, source: str) -> Tensor:
     try:
         with torch.no_grad():
             return main_output(call(loaded.model, batch.to(loaded.device)))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except Exception as error:  # of the model's own code
         shape = ", ".join(map(str, batch.shape[1:]))
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ValueError(
             f"{loaded.architecture} cannot take the images of {source}, (batch, {shape}): {reason}. If it needs "
             "another size, give the model the attributes `image_size` and `in_channels`, to which images are fitted."

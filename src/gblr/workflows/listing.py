@@ -1,5 +1,6 @@
 """The layers that a conversion would take, before it takes them."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -46,10 +47,10 @@ def list_layers(model: nn.Module, settings: Settings, example: Any = None) -> st
 
 def check_something_left(model: nn.Module, settings: Settings) -> None:
     """Two likely mistakes: a model that is compressed already, though one may be in parts; and convolutions alone."""
-    where = where_of(settings)
-    heads = heads_left_dense(model, where)
-    if any(where(module, name) and name not in heads for name, module in model.named_modules()):
+    if _chooses(model, settings):
         return
+    if settings.exclude and _chooses(model, replace(settings, exclude=())):
+        raise ValueError(f"--exclude {' '.join(settings.exclude)} leaves no layer to convert: exclude fewer.")
     num_done = sum(isinstance(module, GaudiModule | MatrixModule) for module in model.modules())
     if num_done:
         raise ValueError(
@@ -62,6 +63,12 @@ def check_something_left(model: nn.Module, settings: Settings) -> None:
             f"no linear layer but a head: {counted(len(convolutions), 'convolution')} would stay dense: "
             f"{_remedy(settings)}."
         )
+
+
+def _chooses(model: nn.Module, settings: Settings) -> bool:
+    where = where_of(settings)
+    heads = heads_left_dense(model, where)
+    return any(where(module, name) and name not in heads for name, module in model.named_modules())
 
 
 def notes_on_convolutions(model: nn.Module, settings: Settings, example: Any) -> list[str]:

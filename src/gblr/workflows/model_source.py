@@ -53,9 +53,13 @@ def read_record(folder: Path) -> dict[str, Any]:
             f"{folder} has no {RECORD}: it is no folder that `gblr compress` or `gblr train` finished."
         )
     try:
-        return json.loads(file.read_text())
+        found = json.loads(file.read_text())
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {error}") from error
+    parts = [found.get(name) for name in ("model", "data")] if isinstance(found, dict) else [None]
+    if not all(isinstance(part, dict) and "source" in part for part in parts):
+        raise ValueError(f"{file} is no record that `gblr compress` or `gblr train` wrote.")
+    return found
 
 
 def lasting_source(source: str) -> str:
@@ -82,12 +86,25 @@ def _of_run(folder: Path) -> LoadedModel:
     module_place = record["model"].get("folder")
     if module_place and module_place not in sys.path:
         sys.path.append(module_place)  # the current folder and installed packages come first
-    loaded = open_model(record["model"]["source"])
-    load_(loaded.model, folder / "model").eval()
     known: dict[str, Any] = {
         key: tuple(found) for key in ("image_mean", "image_std") if (found := record["data"].get(key))
     }
+    try:
+        loaded = open_model(record["model"]["source"])
+    except (OSError, ImportError, ValueError, RuntimeError) as error:
+        return replace(_without_source(folder, record["model"]["source"], error), **known)
+    load_(loaded.model, folder / "model").eval()
     return replace(loaded, source=str(folder.resolve()), pretrained=True, note="", **known)
+
+
+def _without_source(folder: Path, source: str, error: Exception) -> LoadedModel:
+    """Of a transformers model the run has all; any other is built by the code or package that it came from."""
+    try:
+        loaded = _of_checkpoint(folder / "model")
+    except (OSError, ImportError, ValueError):
+        raise OSError(f"{folder} was made from {source}, which cannot be opened here: {error}") from error
+    note = f"{source}, from which {folder} was made, cannot be opened here: the files of the run are used alone"
+    return replace(loaded, source=str(folder.resolve()), note=note)
 
 
 def _of_checkpoint(folder: Path) -> LoadedModel:

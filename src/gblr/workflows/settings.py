@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from gblr.atomic import locked, write_json
 from gblr.fitting.config import BlastConfig, Config, GaudiConfig, LowRankConfig, MonarchConfig, PixelflyConfig
 from gblr.workflows.measuring import PRECISIONS
 
@@ -119,37 +120,61 @@ class OtherRun(ValueError):
 
 @contextmanager
 def claimed(out: Path, settings: Settings) -> Iterator[None]:
-    """Makes `out` the folder of this run, or finds that it is already; nothing of another run is overwritten. One that
-    is new is given up after an error of the options, so that the corrected command can have it, unless a fit or
-    training would be lost.
+    """Makes `out` the folder of this run, or finds that it is already; nothing of another run is overwritten, and no
+    two processes work in it at once. One that is new is given up after an error of the options, so that the corrected
+    command can have it, unless a fit or training would be lost.
     """
-    new = not (out / SETTINGS).exists()
-    claim(out, settings)
-    try:
-        yield
-    except (ValueError, TypeError):
-        kept = [*out.glob("work/*/converted"), *out.glob("work/*/train"), *out.glob("model/*")]
-        if new and not kept:
-            shutil.rmtree(out / "work", ignore_errors=True)
-            (out / SETTINGS).unlink()
-            with suppress(OSError):  # something else is in it
-                out.rmdir()
-        raise
+    check_free(out, settings)
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        new = not (out / SETTINGS).exists()
+        claim(out, settings)
+        try:
+            yield
+        except (ValueError, TypeError):
+            kept = [*out.glob("work/*/converted"), *out.glob("work/*/train"), *out.glob("model/*")]
+            if new and not kept:
+                shutil.rmtree(out / "work", ignore_errors=True)
+                (out / SETTINGS).unlink()
+                with suppress(OSError):  # something else is in it
+                    out.rmdir()
+            raise
 
 
 def claim(out: Path, settings: Settings) -> None:
-    file = out / SETTINGS
-    mine = settings.to_plain()
-    if file.exists():
-        stored = json.loads(file.read_text())
-        defaults = {field.name: field.default for field in fields(settings)}  # of options that are newer than the run
-        before = {key: stored.get(key, defaults[key]) for key in mine}
-        differences = [f"{key} was {before[key]!r}" for key in mine if before[key] != mine[key]]
-        if differences:
-            raise OtherRun(
-                f"{out} holds another run ({'; '.join(differences)}). Choose another folder, or delete that one."
-            )
-    elif out.exists() and any(out.iterdir()):
-        raise OtherRun(f"{out} is not empty and holds no run of gblr. Choose another folder.")
+    check_free(out, settings)
     out.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(mine, indent=1) + "\n")
+    mine = settings.to_plain()
+    if _stored(out) != mine:
+        write_json(out / SETTINGS, mine)
+
+
+def check_free(out: Path, settings: Settings) -> None:
+    """Raises where `out` is the folder of another run, or of something else. A block rank that is still to be chosen
+    (None) agrees with any.
+    """
+    if out.exists() and not out.is_dir():
+        raise OtherRun(f"{out} is a file; --out is a folder. Choose another name.")
+    stored, mine = _stored(out), settings.to_plain()
+    if stored is None:
+        left = f".{SETTINGS}."  # by a process that was killed while it wrote the first file
+        if out.exists() and not all(path.name.startswith(left) for path in out.iterdir()):
+            raise OtherRun(f"{out} is not empty and holds no run of gblr. Choose another folder.")
+        return
+    before = {field.name: stored.get(field.name, field.default) for field in fields(settings)}  # newer than the run
+    compared = [key for key in mine if key != "block_rank" or mine[key] is not None]
+    differences = [f"{key} was {before[key]!r}" for key in compared if before[key] != mine[key]]
+    if differences:
+        raise OtherRun(
+            f"{out} holds another run ({'; '.join(differences)}). Choose another folder, or delete that one."
+        )
+
+
+def _stored(out: Path) -> dict[str, Any] | None:
+    file = out / SETTINGS
+    if not file.exists():
+        return None
+    try:
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise OtherRun(f"{file} is damaged: {error}. Choose another folder, or delete that one.") from error

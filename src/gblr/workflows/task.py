@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gblr.conversion.measure import undisturbed
 from gblr.models.load import LoadedModel
 from gblr.training.batches import to_device
-from gblr.training.objective import Loss
+from gblr.training.objective import Loss, logits_of
 
 TaskName = Literal[
     "image classification",
@@ -72,7 +72,7 @@ class Task:
     example: Any = None
     image_mean: tuple[float, ...] | None = None
     image_std: tuple[float, ...] | None = None
-    remark: str = ""  # for the user, on what of the data is not used
+    remark: str = ""  # for the user, on what of the data is not used as it is
 
     def __post_init__(self) -> None:
         if self.example is None:
@@ -80,11 +80,12 @@ class Task:
 
     @property
     def note(self) -> str:
-        """A line for the user: how images are normalised, or the remark on other data."""
+        """For the user: how images are normalised, and the remark on the data."""
         if self.image_mean is None or self.image_std is None:
             return self.remark
         mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.image_mean, self.image_std))
-        return f"images: scaled to [0, 1], mean {mean}, std {std}; `image_mean` and `image_std` of your model change it"
+        how = f"images: scaled to [0, 1], mean {mean}, std {std}; `image_mean` and `image_std` of your model change it"
+        return "\n".join(filter(None, (how, self.remark)))
 
     def evaluate(self, model: nn.Module) -> float:
         """The metric on the evaluation part; the model is left as it was."""
@@ -125,12 +126,9 @@ def length_of(batch: Any) -> int | None:
 
 def main_output(output: Any) -> Tensor:
     """Scores or hidden states, whatever the model calls them."""
-    for name in ("logits", "last_hidden_state"):
-        if isinstance(getattr(output, name, None), Tensor):
-            return getattr(output, name)
-    values = output.values() if isinstance(output, Mapping) else output
-    found = output if isinstance(output, Tensor) else next((v for v in values if isinstance(v, Tensor)), None)
-    if found is None:
+    hidden = getattr(output, "last_hidden_state", None)
+    found = hidden if isinstance(hidden, Tensor) and not hasattr(output, "logits") else logits_of(output)
+    if not isinstance(found, Tensor):
         raise TypeError(f"the model must return a tensor, or an object with one; got {type(output).__name__}.")
     return found
 

@@ -27,7 +27,7 @@ def check_reads_text(loaded: LoadedModel, source: str) -> None:
     if loaded.kind == "unknown" and hasattr(loaded.model, "config"):
         raise ValueError(
             f"{source} is text, but {loaded.architecture} is no language model, text classifier or encoder that "
-            "tokens alone are enough for."
+            "tokens alone are enough for. Compress it from Python: `gblr.convert_` takes batches of any kind."
         )
     if loaded.tokenizer is None:
         raise ValueError(

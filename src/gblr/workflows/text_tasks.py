@@ -33,8 +33,10 @@ def text_outputs_task(train: list[str], test: list[str] | None, request: Request
     return outputs_task(text_set(train_texts, loaded), text_set(test_texts, loaded), what, request)
 
 
-def text_class_task(train: LabelledTexts, test: LabelledTexts | None, num_classes: int, request: Request) -> Task:
-    """Accuracy in percent."""
+def text_class_task(
+    train: LabelledTexts, test: LabelledTexts | None, num_classes: int, request: Request, at_least: bool = False
+) -> Task:
+    """Accuracy in percent. `at_least` marks a number of classes that was only counted: the model may have more."""
     loaded, seed = request.loaded, request.seed
     if test is None:
         kept, held_out = draw_held_out(len(train[0]), seed)
@@ -42,7 +44,7 @@ def text_class_task(train: LabelledTexts, test: LabelledTexts | None, num_classe
     train = _rows(train, draw_some(len(train[0]), request.max_train or _MOST_TRAIN, seed))
     test = _rows(test, draw_some(len(test[0]), request.max_eval or _MOST_CLASS_EVAL, seed))
     train_set, test_set = (text_set(texts, loaded, labels) for texts, labels in (train, test))
-    _check_scores(loaded, train_set, num_classes, request.source)
+    _check_scores(loaded, train_set, num_classes, request.source, at_least)
     return Task(
         name="text classification", source=request.source,
         what=f"{len(train_set)} training and {len(test_set)} test texts, {num_classes} classes",
@@ -72,10 +74,10 @@ def text_set(texts: list[str], loaded: LoadedModel, labels: Tensor | None = None
     return TextSet(texts, loaded.tokenizer, min(_LENGTH, loaded.max_length or _LENGTH), labels, names)
 
 
-def _check_scores(loaded: LoadedModel, texts: TextSet, num_classes: int, source: str) -> None:
+def _check_scores(loaded: LoadedModel, texts: TextSet, num_classes: int, source: str, at_least: bool) -> None:
     with torch.no_grad():
         scores = main_output(call(loaded.model, to_device(texts.inputs([0]), loaded.device)))
-    if scores.shape[1:] != (num_classes,):
+    if scores.shape[1:] != (num_classes,) and not (at_least and scores.shape[-1] > num_classes):
         raise ValueError(
             f"{source} has {num_classes} classes, but {loaded.architecture} gives {scores.shape[-1]} scores. Use a "
             f"model whose head has {num_classes} outputs, or leave the label column out."
