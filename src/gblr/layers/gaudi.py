@@ -18,6 +18,7 @@ from gblr.ops.elements import elements
 from gblr.ops.masked_content import masked_content_from
 
 MASK_THRESHOLD = 1e-3  # hardening keeps the elements whose mask is above it
+_TOO_COARSE = (torch.bfloat16, torch.float16)  # 8 and 11 bits for fractions of the axis
 
 
 class GaudiModule(SmoothMasks):
@@ -172,6 +173,12 @@ class GaudiModule(SmoothMasks):
 
         differentiable.
         """
+        if self.width_frac.dtype in _TOO_COARSE:
+            raise TypeError(
+                f"widths and locations of a Gaudi layer must be in float32; got {self.width_frac.dtype}, in which "
+                "places on the axis cannot be told apart. FSDP's MixedPrecisionPolicy(param_dtype=...) casts all "
+                "parameters: use torch.autocast in its place."
+            )
         if self.rounding:
             row_width, col_width, row_location, col_location = elements(
                 self.width_frac, self.location_frac, self._axes, self.align
