@@ -112,6 +112,15 @@ def test_more_steps_than_planned_stay_within_the_budget(method):
     assert gaudi_layers(model)[0].sigma == math.inf
 
 
+@pytest.mark.parametrize("weights", ["gradient", "price", "equal"])
+def test_shrinkage_stops_at_the_budget_in_short_runs_too(weights):
+    """A run of 30 steps takes a whole axis in one: models ended at a tenth of the cost that was asked for, or at 0."""
+    model = mlp()
+    learner = learner_of(model, budget=Budget(relative_cost=0.3, method="shrinkage", weights=weights), total_steps=30)
+    train(learner, model)
+    assert 0.25 < learner.relative_cost <= 0.3
+
+
 @pytest.mark.parametrize(("shape", "sigma"), [("cubic", SHARP), ("linear", SOFT)], ids=["sharp", "soft"])
 def test_projection_obeys_its_falling_bound_at_every_step(shape, sigma):
     model, found = mixed_model(1), []

@@ -27,9 +27,10 @@ class Budget:
 
     `method="projection"` lowers the bound from the present cost at the share `start` of the steps to the target at
     `end` and keeps the widths below it, exactly and at every step. `"shrinkage"` is the paper's: shrink by
-    `max_shrinkage` (lambda_0, in fractions of the axis) times the learning rate while above the target; what is left
-    above it at `end` is projected, so that the budget is met whatever `max_shrinkage` is. The paper's 0.02 to 0.04 are
-    for its 300 epochs; by default it would take a whole axis away in 3 % of the steps, if no gradient held.
+    `max_shrinkage` (lambda_0, in fractions of the axis) times the learning rate while above the target, and never past
+    it; what is left above it at `end` is projected, so that the budget is met whatever `max_shrinkage` is. The paper's
+    0.02 to 0.04 are for its 300 epochs; by default it would take a whole axis away in 3 % of the steps, if no gradient
+    held.
 
     >>> Budget(relative_cost=0.3).end
     0.6

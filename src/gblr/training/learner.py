@@ -165,8 +165,9 @@ class StructureLearner:
         weight = self._weights()
         before, shrinkage = width, torch.zeros_like(self._threshold)
         if self.budget.method == "shrinkage":
-            above = widths.cost(width, prices.budget) > prices.target
-            shrinkage = self._max_shrinkage * above * self._rates.lr(width)
+            shrinkage = self._max_shrinkage * self._rates.lr(width)
+            to_target = budget_threshold(width, weight * shrinkage, lambda w: widths.cost(w, prices.budget), bound)
+            shrinkage = shrinkage * to_target.clamp(max=1)  # 0 below the target, and never past it
             width = (width - shrinkage * weight).clamp(min=0)
             bound = torch.where(self._part >= self.budget.last_share, bound, torch.inf)
         threshold = budget_threshold(width, weight, lambda w: widths.cost(w, prices.budget), bound)
