@@ -269,7 +269,7 @@ class GaudiModule(SmoothMasks):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves with the module; casts reach the contents only."""
-        self.follow_sigma()  # what comes out of this is marked anew
+        self.follow_sigma(may_wait=True)  # what comes out of this is marked anew
         kept = {name: getattr(self, name).detach() for name in self._structure_names}
         super()._apply(fn, recurse)
         for name, before in kept.items():

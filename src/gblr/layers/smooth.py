@@ -51,9 +51,11 @@ class SmoothMasks(nn.Module):
     def mark_tables(self) -> None:
         self._marks = _marks_of(self.sigma, self._row_table)
 
-    def follow_sigma(self) -> None:
+    def follow_sigma(self, may_wait: bool = False) -> None:
         """Averages of weights (EMA) that go over `state_dict()` write to sigma and not to the tables, which are not in
-        it. Where both were written to, or other tensors are in their places for one call, there is nothing to follow.
+        it; those of all buffers average the tables too, into such as belong to no sigma. In training, where both were
+        written to, they are taken for a pair, as processes that share their buffers write them: looking would wait for
+        the device. Other tensors that are in their places for one call are not followed either.
         """
         now = _marks_of(self.sigma, self._row_table)
         if now is None or now == self._marks:  # compilers stop before they would guard the marks
@@ -61,7 +63,8 @@ class SmoothMasks(nn.Module):
         before = self._marks
         if before is None or now[:2] != before[:2]:
             return
-        if now[3] == before[3] and can_read_values(self.sigma) and (sigma := _stored(self.sigma)) > 0:
+        looks = may_wait or now[3] == before[3] or not (self.training and torch.is_grad_enabled())
+        if looks and can_read_values(self.sigma) and (sigma := _stored(self.sigma)) > 0:
             self.set_sigma(sigma)  # loading tells of one that makes no mask
         self.mark_tables()
 
@@ -80,7 +83,7 @@ class SmoothMasks(nn.Module):
             self.set_sigma(_stored(self.sigma))
 
     def __getstate__(self) -> dict[str, Any]:
-        self.follow_sigma()
+        self.follow_sigma(may_wait=True)
         return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:

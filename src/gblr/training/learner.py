@@ -215,6 +215,9 @@ class StructureLearner:
             targets += [layer.sigma, layer._row_table, layer._col_table]
             values += [sigma, tables[row], tables[col]]
         torch._foreach_copy_(targets, [value.to(target.device) for value, target in zip(values, targets, strict=True)])
+        if not torch.compiler.is_compiling():  # compilers would guard the marks
+            for layer in self.layers:
+                layer.mark_tables()
 
     def _trainable(self) -> list[bool]:
         """Of each layer, whether its widths may be cut: those that learn, of layers that are counted."""
