@@ -79,6 +79,12 @@ class Budget:
             raise ValueError("`device` belongs to a budget in `seconds`.")
 
     @property
+    def counts(self) -> str:
+        """Which of the three it is given by."""
+        names = ("relative_cost", "num_params", "seconds")
+        return next(name for name in names if getattr(self, name) is not None)
+
+    @property
     def last_share(self) -> float:
         """`end`, which is never None after construction."""
         assert self.end is not None

@@ -115,8 +115,7 @@ class StructureLearner:
             self._settle(self._positions)
         self._set_sigma(force=True)
         self._handles = self._attach(self.optimizer)
-        if self._positions is None:
-            self._counter = PositionCounter(self.layers)
+        self._watch()
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> list[Any]:
         optimizer._gblr_learner = self  # type: ignore[attr-defined]
@@ -134,6 +133,17 @@ class StructureLearner:
         if self._handles:
             del self.optimizer._gblr_learner  # type: ignore[attr-defined]
         self._handles = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_handles": bool(self._handles), "_counter": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy goes on with the model and the optimizer that were copied with it, which have no hooks any more."""
+        vars(self).update(state)
+        was_attached, self._handles = self._handles, []
+        if was_attached and not hasattr(self.optimizer, "_gblr_learner"):
+            self._handles = self._attach(self.optimizer)
+            self._watch()
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -254,10 +264,15 @@ class StructureLearner:
 
     def _settle(self, positions: Sequence[float], start: float | None = None) -> None:
         """Positions are known: now layers can be weighed against each other. Those without any are watched further."""
-        self._stop_counting()
         self._positions = list(positions)
         self._weigh(self._positions, start)
-        unreached = [layer for layer, position in zip(self.layers, positions, strict=True) if not position]
+        self._watch()
+
+    def _watch(self) -> None:
+        """Counts the positions of layers that no step has reached yet."""
+        self._stop_counting()
+        known = self._positions or [0.0] * len(self.layers)
+        unreached = [layer for layer, position in zip(self.layers, known, strict=True) if not position]
         self._counter = PositionCounter(unreached) if unreached else None
 
     def _weigh(self, positions: Sequence[float], start: float | None = None) -> None:
@@ -322,6 +337,7 @@ class StructureLearner:
         return {
             "step": self.step,
             "total_steps": self.total_steps,
+            "counts": self.budget.counts,
             "positions": self._positions,
             "start": None if self._positions is None or self._start is None else float(self._start),
             "max_shrinkage": self._max_shrinkage,
@@ -339,6 +355,11 @@ class StructureLearner:
             raise ValueError(
                 f"the state is of a run of {state['total_steps']} steps; this learner was made for {self.total_steps}. "
                 "Schedules would jump: give the same `total_steps`."
+            )
+        if state.get("counts", self.budget.counts) != self.budget.counts:
+            raise ValueError(
+                f"the state is of a budget by `{state['counts']}`; this one is by `{self.budget.counts}`, so that its "
+                "numbers mean something else. Continue with a budget of the same kind."
             )
         self._steps.fill_(state["step"])
         self._calls = state["step"]
