@@ -149,6 +149,7 @@ class StructureLearner:
 
     @torch.no_grad()
     def _after_step(self) -> None:
+        self._follow(self.layers[0].width_frac.device)
         if self._counter is not None:
             self._take_counts(self._counter)
         if self._widths.set_trainable(self._trainable()):
@@ -167,6 +168,18 @@ class StructureLearner:
         self._calls += 1
         if self.callback and self._calls % self.every == 0:
             self.callback(self.metrics())
+
+    def _follow(self, device: torch.device) -> None:
+        """To where the model was moved after this was made, as trainers do: else every step would wait for the device,
+        and processes that talk through NCCL could not tell each other their counts.
+        """
+        if device == self._widths.device or device.type == "mps":  # which has no float64
+            return
+        self._widths.move(device)
+        self._rates.move(device)
+        self._steps, self._threshold = self._steps.to(device), self._threshold.to(device)
+        if self._prices is not None and self._start is not None:
+            self._prices, self._start = self._prices.to(device), self._start.to(device)
 
     def _shrunk(self, width: Float[Tensor, "2 blocks"]) -> Float[Tensor, "2 blocks"]:
         """The proximal step (Eq. 9) with the threshold that the budget's method asks for."""
