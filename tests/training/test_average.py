@@ -137,3 +137,22 @@ def test_an_average_of_all_buffers_has_the_masks_of_its_sigma(decay, training):
     gblr.harden_(hardened)
     gblr.harden_(loaded)
     assert gblr.cost(hardened, ROWS).relative_cost == gblr.cost(loaded, ROWS).relative_cost
+
+
+@pytest.mark.parametrize("look", [copy.deepcopy, lambda model: model.eval(), lambda model: model.double().float()])
+def test_an_average_that_becomes_the_model_has_the_masks_of_its_sigma(look):
+    """Lightning copies the average into the model at the end, by `.data`: nothing tells of that."""
+    model, expected = mlp(), mlp()
+    learner = learner_of(model)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(learner.total_steps):
+        one_step(model, learner.optimizer)
+        average.update_parameters(model)
+    ours, theirs = ([*each.parameters(), *each.buffers()] for each in (model, average.module))
+    for mine, averaged in zip(ours, theirs, strict=True):
+        mine.data.copy_(averaged.data)
+    expected.load_state_dict(model.state_dict())
+    assert torch.equal(look(model)(ROWS), expected(ROWS))
+    gblr.harden_(model)
+    gblr.harden_(expected)
+    assert gblr.cost(model, ROWS).relative_cost == gblr.cost(expected, ROWS).relative_cost

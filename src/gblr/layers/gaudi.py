@@ -227,6 +227,7 @@ class GaudiModule(SmoothMasks):
 
     def to_matrix(self) -> GBLRMatrix:
         """The layer with its masks folded into the contents, cropped to where they matter, without dead blocks."""
+        self.renew_other_tables()
         with torch.no_grad():
             u, v = self.factors()
             masks_u, masks_v = self._masks()
@@ -269,7 +270,7 @@ class GaudiModule(SmoothMasks):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves with the module; casts reach the contents only."""
-        self.follow_sigma(may_wait=True)  # what comes out of this is marked anew
+        self.renew_other_tables()  # what comes out of this is marked anew
         kept = {name: getattr(self, name).detach() for name in self._structure_names}
         super()._apply(fn, recurse)
         for name, before in kept.items():
