@@ -62,7 +62,8 @@ def heal_(
     teacher's outputs: logits by their Kullback-Leibler divergence at `temperature`, hidden states by their relative
     squared error; `match="auto"` takes logits where the output has them.
 
-    The cost stays what it is. `structure="free"` lets blocks move and change size within it, or within the budget of
+    The cost stays what it is; masks that are still blurred are folded into the contents first, at the cost that
+    `harden_` gives them. `structure="free"` lets blocks move and change size within it, or within the budget of
     `config` if that has one; any format can be healed. Without such a budget they move at the rate of fitted blocks,
     1e-4, unless `config` has another `structure_lr` than the default.
     `max_growth` is that of `GaudiConfig`: the refit of a model that will not be trained afterwards can have 300.
