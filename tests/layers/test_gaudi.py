@@ -537,6 +537,17 @@ def test_structure_assigned_in_another_dtype_becomes_float32(dtype, device, gene
     assert layer(torch.randn(3, 12, generator=generator).to(dtype)).dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_structure_that_a_framework_casts_is_refused(dtype, generator):
+    """FSDP gives forward its own tensors: masks would be others than those of the model that is saved and hardened."""
+    layer = GaudiLinear(24, 16, generator=generator)
+    cast = {name: value.to(dtype) for name, value in layer.named_parameters()}
+    with pytest.raises(TypeError, match=r"float32.*torch\.autocast"):
+        torch.func.functional_call(layer, cast, torch.randn(2, 24, dtype=dtype))
+    kept = cast | {name: getattr(layer, name) for name in ("width_frac", "location_frac")}
+    assert torch.func.functional_call(layer, kept, torch.randn(2, 24, dtype=dtype)).dtype == dtype
+
+
 def test_the_state_dict_holds_no_tables():
     assert set(random_gaudi().state_dict()) == {"width_frac", "location_frac", "u", "v", "sigma", "bias"}
 

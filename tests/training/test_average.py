@@ -1,12 +1,18 @@
+import copy
+import math
+
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+import gblr
 from gblr.layers.gaudi import GaudiLinear
 from gblr.training.average import Average
 from gblr.training.loop import train
 from tests.helpers import assert_close
 from tests.training.cases import make_config, make_data, make_net
+from tests.training.models import ROWS, gaudi_layers, learner_of, mlp, one_step
 
 
 def norm_and_gaudi():
@@ -108,3 +114,45 @@ def test_evaluation_sees_the_average_and_training_does_not():
     assert [row["loss"] for row in plain.history] != [row["loss"] for row in averaged.history]
     for name, value in nets[0].state_dict().items():
         assert torch.equal(value, nets[1].state_dict()[name]), name
+
+
+@pytest.mark.parametrize("decay", [0.9, None])
+@pytest.mark.parametrize("training", [True, False])
+def test_an_average_of_all_buffers_has_the_masks_of_its_sigma(decay, training):
+    """torch's, with use_buffers=True, averages the tables of masks too: saved and loaded it was another model, and
+    hardened it cost several times as much.
+    """
+    model, averaging = mlp(), None if decay is None else get_ema_multi_avg_fn(decay)
+    learner = learner_of(model)
+    average = AveragedModel(model, multi_avg_fn=averaging, use_buffers=True).train(training)
+    for _ in range(learner.total_steps):
+        one_step(model, learner.optimizer)
+        average.update_parameters(model)
+    loaded = mlp(seed=1)
+    loaded.load_state_dict(average.module.state_dict())
+    assert all(math.isinf(layer.sigma) for layer in gaudi_layers(loaded))
+    with torch.no_grad():
+        assert torch.equal(average(ROWS), loaded(ROWS))
+    hardened = copy.deepcopy(average.module)
+    gblr.harden_(hardened)
+    gblr.harden_(loaded)
+    assert gblr.cost(hardened, ROWS).relative_cost == gblr.cost(loaded, ROWS).relative_cost
+
+
+@pytest.mark.parametrize("look", [copy.deepcopy, lambda model: model.eval(), lambda model: model.double().float()])
+def test_an_average_that_becomes_the_model_has_the_masks_of_its_sigma(look):
+    """Lightning copies the average into the model at the end, by `.data`: nothing tells of that."""
+    model, expected = mlp(), mlp()
+    learner = learner_of(model)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(learner.total_steps):
+        one_step(model, learner.optimizer)
+        average.update_parameters(model)
+    ours, theirs = ([*each.parameters(), *each.buffers()] for each in (model, average.module))
+    for mine, averaged in zip(ours, theirs, strict=True):
+        mine.data.copy_(averaged.data)
+    expected.load_state_dict(model.state_dict())
+    assert torch.equal(look(model)(ROWS), expected(ROWS))
+    gblr.harden_(model)
+    gblr.harden_(expected)
+    assert gblr.cost(model, ROWS).relative_cost == gblr.cost(expected, ROWS).relative_cost

@@ -219,6 +219,11 @@ def test_data_sets_that_read_batches_are_asked_for_batches():
     [
         (iter([1]), TypeError, "an iterable of batches with a length"),
         (type("Endless", (IterableDataset,), {"__iter__": lambda self: iter([1])})(), TypeError, "with a length"),
+        (
+            DataLoader(type("Endless", (IterableDataset,), {"__iter__": lambda self: iter([1])})(), batch_size=2),
+            TypeError,
+            r"DataLoader over Endless has no length.*give Endless a `__len__`",
+        ),
         (Stored(), TypeError, r"Stored is an IterableDataset.*DataLoader\(data, batch_size=None\) if batches"),
         ([], ValueError, "the training data is empty"),
         (numbers(3), ValueError, "`batch_size` must be at most the 3 training samples; got 4"),

@@ -11,7 +11,10 @@ from torch import nn
 import gblr
 from gblr.conversion import refit_parts
 from gblr.conversion.refit import refit_layers_, structured_layers
+from gblr.conversion.tensor_files import CheckpointError
+from gblr.training import heal
 from gblr.training.distillation import distillation_loss
+from gblr.training.loop import TrainResult
 from tests.conversion import converted
 from tests.helpers import raises_value_error
 
@@ -141,6 +144,35 @@ def test_distillation_goes_on_where_the_refit_ends(structure, match):
     assert all(p.requires_grad for layer in structured_layers(model).values() for p in layer.parameters())
 
 
+@pytest.mark.parametrize(("given", "taken"), [({}, 1e-4), ({"structure_lr": 1e-3}, 1e-3)])
+def test_free_blocks_move_at_the_rate_of_fitted_ones_unless_told(given, taken, monkeypatch):
+    """At the default rate, which is for blocks that learn from scratch, they lost what refit and fit had won."""
+    teacher, batches, found = converted.llama(), tokens(2), []
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.GaudiConfig(0.4, steps=3))
+
+    def notes(*args: object, config: gblr.TrainConfig, **options: object) -> TrainResult:
+        found.append(config)
+        return TrainResult([], None, None, 0.0)
+
+    monkeypatch.setattr(heal, "train", notes)
+    gblr.heal_(model, teacher, batches, layers=False, config=gblr.TrainConfig(**given), structure="free")
+    budget = gblr.Budget(relative_cost=0.4)
+    own = gblr.TrainConfig(budget=budget, **given)
+    gblr.heal_(model, teacher, batches, layers=False, config=own, structure="free")
+    assert found[0].structure_lr == taken and found[1] == own
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, 1e20])
+def test_inputs_that_no_fit_can_use_are_told_by_the_layer_that_sees_them(scale):
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8))
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.4), gblr.linear_layers(include=("0", "2")))
+    with raises_value_error("'0'", "NaN or infinite", "`batches`"):
+        gblr.heal_(model, teacher, [torch.randn(8, 16), torch.randn(8, 16) * scale])
+
+
 def test_free_blocks_stay_at_their_own_cost_beside_other_formats():
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
@@ -232,6 +264,37 @@ def test_an_interrupted_refit_continues(tmp_path, monkeypatch):
     assert len({row.layer for row in result.layers}) == len(result.layers) == len(structured_layers(whole))
     x = batches[0]
     torch.testing.assert_close(model(**x)[0], whole(**x)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_folder_of_another_call_is_refused_and_changes_nothing(tmp_path):
+    """What it holds would take the place of the model's layers: another cost, another format, another network."""
+    torch.manual_seed(0)
+    teacher, batches = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8)), [torch.randn(8, 16)] * 2
+    other = copy.deepcopy(teacher)
+    nn.init.normal_(other[0].weight)
+
+    def convert(config: object, dense: nn.Module = teacher) -> nn.Module:
+        model = copy.deepcopy(dense)
+        gblr.convert_(model, config, gblr.linear_layers(include=("0", "2")))
+        return model
+
+    low_rank = gblr.LowRankConfig(0.4)
+    first = convert(low_rank)
+    gblr.heal_(first, teacher, batches, out=tmp_path)
+    calls = [
+        (convert(gblr.LowRankConfig(0.7)), teacher, {}, "multiplications"),
+        (convert(gblr.BlastConfig(0.4)), teacher, {}, "other structured layers"),
+        (convert(low_rank, other), other, {}, "`teacher`"),
+        (convert(low_rank), teacher, {"structure": "free"}, "`structure` was 'frozen' and is 'free'"),
+    ]
+    for model, dense, options, words in calls:
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(CheckpointError, match=words):
+            gblr.heal_(model, dense, batches, out=tmp_path, **options)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    again = convert(low_rank)
+    gblr.heal_(again, teacher, batches, out=tmp_path)
+    assert all(torch.equal(value, first.state_dict()[name]) for name, value in again.state_dict().items())
 
 
 def test_mistakes_are_said_before_anything_is_changed():

@@ -112,6 +112,15 @@ def test_more_steps_than_planned_stay_within_the_budget(method):
     assert gaudi_layers(model)[0].sigma == math.inf
 
 
+@pytest.mark.parametrize("weights", ["gradient", "price", "equal"])
+def test_shrinkage_stops_at_the_budget_in_short_runs_too(weights):
+    """A run of 30 steps takes a whole axis in one: models ended at a tenth of the cost that was asked for, or at 0."""
+    model = mlp()
+    learner = learner_of(model, budget=Budget(relative_cost=0.3, method="shrinkage", weights=weights), total_steps=30)
+    train(learner, model)
+    assert 0.25 < learner.relative_cost <= 0.3
+
+
 @pytest.mark.parametrize(("shape", "sigma"), [("cubic", SHARP), ("linear", SOFT)], ids=["sharp", "soft"])
 def test_projection_obeys_its_falling_bound_at_every_step(shape, sigma):
     model, found = mixed_model(1), []
@@ -556,6 +565,26 @@ def test_it_is_done_once_budget_and_sigma_are_at_their_last_values(sigma):
 
 
 # -- what it tells -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("done", [0, 2])
+@pytest.mark.parametrize("method", ["projection", "shrinkage"])
+def test_it_follows_a_model_that_is_moved_after_it_was_made(done, method):
+    """Trainers move models late. The meta device stands for a GPU: whatever reads a value would fail there."""
+    model = mlp()
+    learner = learner_of(model, budget=Budget(relative_cost=0.3, method=method), example_inputs=ROWS)
+    train(learner, model, steps=done)
+    before = list(model.parameters())
+    model.to("meta")
+    moved = dict(zip(before, model.parameters(), strict=True))  # on a GPU they stay the same objects
+    for group in learner.optimizer.param_groups:
+        group["params"] = [moved[parameter] for parameter in group["params"]]
+    learner.optimizer.state.update({moved[p]: learner.optimizer.state.pop(p) for p in before[: done * len(before)]})
+    with no_values_read():
+        learner._after_step()
+    parts = (learner, learner._widths, learner._rates, learner._prices, learner._prices.budget)
+    tensors = {name: value for part in parts for name, value in vars(part).items() if isinstance(value, torch.Tensor)}
+    assert len(tensors) > 12 and {value.device.type for value in tensors.values()} == {"meta"}
 
 
 def test_metrics_tell_cost_blocks_widths_sigma_and_threshold():

@@ -1,6 +1,8 @@
 """A run that was stopped and resumed is the run that was not."""
 
+import copy
 import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,20 @@ from torch import nn
 from gblr.training.budget import Budget
 from gblr.training.learner import StructureLearner
 from tests.helpers import raises_value_error
-from tests.training.models import IMAGES, ROWS, SHARP, SOFT, adamw, learner_of, mixed_model, mlp, snapshot, train
+from tests.training.models import (
+    IMAGES,
+    ROWS,
+    SHARP,
+    SOFT,
+    adamw,
+    changed,
+    learner_of,
+    mixed_model,
+    mlp,
+    one_step,
+    snapshot,
+    train,
+)
 
 STEPS = 8
 
@@ -174,3 +189,33 @@ def test_a_state_of_other_layers_or_another_length_is_refused():
         learner_of(mixed_model()).load_state_dict(state)
     with raises_value_error("8", "9", "`total_steps`"):
         learner_of(mlp(), total_steps=9).load_state_dict(state)
+
+
+def test_a_state_of_another_kind_of_budget_is_refused():
+    """Costs at the start would be taken for parameters: nothing was cut until the end."""
+    model = mlp()
+    learner = learner_of(model)
+    train(learner, model, steps=1)
+    with raises_value_error("`relative_cost`", "`num_params`"):
+        learner_of(mlp(), budget=Budget(num_params=200)).load_state_dict(learner.state_dict())
+    old = {key: value for key, value in learner.state_dict().items() if key != "counts"}
+    learner_of(mlp()).load_state_dict(old)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda three: pickle.loads(pickle.dumps(three))])
+@pytest.mark.parametrize("done", [0, 3])
+def test_a_copy_with_model_and_optimizer_learns_on_by_itself(copied, done):
+    """Hooks stay behind when an optimizer is copied: such a copy met no budget, and said nothing."""
+    model = mlp()
+    learner = learner_of(model)
+    train(learner, model, steps=done)
+    other, optimizer, twin = copied((model, learner.optimizer, learner))
+    before = snapshot(other)
+    train(learner, model, steps=STEPS - done)
+    assert changed(other, before) == [] and twin.optimizer is optimizer
+    train(twin, other, steps=STEPS - done)
+    assert twin.state_dict() == learner.state_dict() and twin.relative_cost <= 0.3
+    assert all(torch.equal(value, snapshot(model)[name]) for name, value in snapshot(other).items())
+    view = copy.copy(learner)
+    one_step(model, learner.optimizer)
+    assert learner.step == view.step == STEPS + 1  # one of them acts

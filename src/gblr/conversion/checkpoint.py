@@ -46,7 +46,7 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike[str], max_sha
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     for module in (m for m in model.modules() if isinstance(m, GaudiModule)):
-        module.follow_sigma()
+        module.renew_other_tables()
     tensors, aliases = unique_tensors(model)
     buffers, buffer_aliases = unsaved_buffers(model)
     manifest = describe_model(model)

@@ -147,6 +147,8 @@ def _refit_set(
 ) -> list[Refitted]:  # fmt: skip
     """Layers with the same input, which can be fitted together."""
     layers: list[Any] = [model.get_submodule(name) for name in names]
+    for name in names:
+        _check_finite(name, seen[name])
     parts = [
         _parts(layer, teacher, name, seen[name], sensitivity.get(name))
         for layer, name in zip(layers, names, strict=True)
@@ -160,6 +162,14 @@ def _refit_set(
         before, after = (sum(part.errors[i] for part in of_layer) for i in range(2))
         found.append(Refitted(name, (before / total) ** 0.5, (after / total) ** 0.5))
     return found
+
+
+def _check_finite(name: str, seen: Halves) -> None:
+    if not all(bool(sums.isfinite().all()) for half in seen for sums in (half.gram, half.cross, half.squares)):
+        raise ValueError(
+            f"what {name!r} is given in the model, or gives in its teacher, is NaN or infinite for some of the "
+            "`batches`, or so large that its squares are (above 1e18). Look at what both models make of each batch."
+        )
 
 
 @full_precision()

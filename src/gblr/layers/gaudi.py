@@ -18,6 +18,7 @@ from gblr.ops.elements import elements
 from gblr.ops.masked_content import masked_content_from
 
 MASK_THRESHOLD = 1e-3  # hardening keeps the elements whose mask is above it
+_TOO_COARSE = (torch.bfloat16, torch.float16)  # 8 and 11 bits for fractions of the axis
 
 
 class GaudiModule(SmoothMasks):
@@ -173,6 +174,12 @@ class GaudiModule(SmoothMasks):
         """((row_width, row_location), (col_width, col_location)) in elements, rounded straight through, so that they
         are differentiable.
         """
+        if self.width_frac.dtype in _TOO_COARSE:
+            raise TypeError(
+                f"widths and locations of a Gaudi layer must be in float32; got {self.width_frac.dtype}, in which "
+                "places on the axis cannot be told apart. FSDP's MixedPrecisionPolicy(param_dtype=...) casts all "
+                "parameters: use torch.autocast in its place."
+            )
         if self.rounding:
             row_width, col_width, row_location, col_location = elements(
                 self.width_frac, self.location_frac, self._axes, self.align
@@ -221,6 +228,7 @@ class GaudiModule(SmoothMasks):
 
     def to_matrix(self) -> GBLRMatrix:
         """The layer with its masks folded into the contents, cropped to where they matter, without dead blocks."""
+        self.renew_other_tables()
         with torch.no_grad():
             u, v = self.factors()
             masks_u, masks_v = self._masks()
@@ -263,7 +271,7 @@ class GaudiModule(SmoothMasks):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves with the module; casts reach the contents only."""
-        self.follow_sigma()  # what comes out of this is marked anew
+        self.renew_other_tables()  # what comes out of this is marked anew
         kept = {name: getattr(self, name).detach() for name in self._structure_names}
         super()._apply(fn, recurse)
         for name, before in kept.items():

@@ -2,13 +2,15 @@
 
 import ctypes
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from gblr.ops.checks import can_read_values, check_sigma, is_plain_eager
 from gblr.ops.step import step_spectrum, step_table
+
+_SAME_TABLE = 1e-5  # devices round differently; sharp and blurred tables differ by far more
 
 
 class SmoothMasks(nn.Module):
@@ -53,7 +55,9 @@ class SmoothMasks(nn.Module):
 
     def follow_sigma(self) -> None:
         """Averages of weights (EMA) that go over `state_dict()` write to sigma and not to the tables, which are not in
-        it. Where both were written to, or other tensors are in their places for one call, there is nothing to follow.
+        it; those of all buffers average the tables too, into such as belong to no sigma. In training, where both were
+        written to, they are taken for a pair, as processes that share their buffers write them: looking would wait for
+        the device. Other tensors that are in their places for one call are not followed either.
         """
         now = _marks_of(self.sigma, self._row_table)
         if now is None or now == self._marks:  # compilers stop before they would guard the marks
@@ -61,9 +65,29 @@ class SmoothMasks(nn.Module):
         before = self._marks
         if before is None or now[:2] != before[:2]:
             return
-        if now[3] == before[3] and can_read_values(self.sigma) and (sigma := _stored(self.sigma)) > 0:
+        looks = now[3] == before[3] or not (self.training and torch.is_grad_enabled())
+        if looks and can_read_values(self.sigma) and (sigma := _stored(self.sigma)) > 0:
             self.set_sigma(sigma)  # loading tells of one that makes no mask
         self.mark_tables()
+
+    def renew_other_tables(self) -> None:
+        """Where tables are not those of sigma although nothing tells of a change: who writes to `.data`, as Lightning
+        does when it takes an average for the model, leaves no mark. Waits for the device.
+        """
+        self.follow_sigma()
+        if _marks_of(self.sigma, self._row_table) is None or not can_read_values(self.sigma, self._row_table):
+            return
+        sigma = _stored(self.sigma)
+        if not sigma > 0:
+            return
+        pairs = zip(self._tables(sigma, self.sigma.device), (self._row_table, self._col_table), strict=True)
+        if math.isnan(self.sigma) or not all(torch.allclose(a, b, rtol=0, atol=_SAME_TABLE) for a, b in pairs):
+            self.set_sigma(sigma)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode != self.training:
+            self.renew_other_tables()
+        return super().train(mode)
 
     def _tables(self, sigma: float, device: torch.device) -> tuple[Tensor, Tensor]:
         build = step_table if self.rounding else step_spectrum
@@ -80,7 +104,7 @@ class SmoothMasks(nn.Module):
             self.set_sigma(_stored(self.sigma))
 
     def __getstate__(self) -> dict[str, Any]:
-        self.follow_sigma()
+        self.renew_other_tables()
         return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -149,7 +149,7 @@ def make_batches(
             "data must be a data set, a DataLoader, or an iterable of batches with a length; "
             f"got {type(data).__name__} without one."
         )
-    if len(data) == 0:
+    if _length(data) == 0:
         raise ValueError(f"the {'training' if train else 'evaluation'} data is empty.")
     if isinstance(data, DataLoader):
         if data.batch_size or getattr(data.batch_sampler, "batch_size", None):
@@ -163,6 +163,17 @@ def make_batches(
     if isinstance(data, Dataset) or hasattr(data, "__getitems__"):
         return DatasetBatches(data, config, accelerator, train, collate)
     return GivenBatches(data, config, accelerator, train)
+
+
+def _length(data: Sized) -> int:
+    try:
+        return len(data)
+    except TypeError as error:  # a DataLoader asks its data set
+        inner = type(getattr(data, "dataset", data)).__name__
+        raise TypeError(
+            f"{type(data).__name__} over {inner} has no length, and schedules need the number of batches in an epoch; "
+            f"give {inner} a `__len__`, the number of samples (of batches, where batch_size=None)."
+        ) from error
 
 
 def num_samples(batch: Any) -> int:

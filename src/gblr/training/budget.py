@@ -28,8 +28,8 @@ class Budget:
     `method="projection"` lowers the bound from the present cost at the share `start` of the steps to the target at
     `end` (0.6; 0.9 for shrinkage), along `shape`, and keeps the widths below it, exactly and at every step.
     `"shrinkage"` is the paper's: shrink by `max_shrinkage` (lambda_0, in fractions of the axis) times the learning rate
-    while above the target; what is left above it at `end` is projected, so that the budget is met whatever
-    `max_shrinkage` is. The paper's 0.02 to 0.04 are for its 300 epochs; by default it would take a whole axis away in
+    while above the target, and never past it; what is left above it at `end` is projected, so that the budget is met
+    whatever `max_shrinkage` is. The paper's 0.02 to 0.04 are for its 300 epochs; by default it would take a whole axis away in
     3 % of the steps, if no gradient held.
 
     Two targets, a target out of its range and options that do not go together are a ValueError.
@@ -79,6 +79,12 @@ class Budget:
             raise ValueError(f"`max_shrinkage` must be above 0; got {self.max_shrinkage}.")
         if self.device is not None and self.seconds is None:
             raise ValueError("`device` belongs to a budget in `seconds`.")
+
+    @property
+    def counts(self) -> str:
+        """Which of the three it is given by."""
+        names = ("relative_cost", "num_params", "seconds")
+        return next(name for name in names if getattr(self, name) is not None)
 
     @property
     def last_share(self) -> float:

@@ -21,9 +21,10 @@ from gblr.layers.gaudi import GaudiModule
 from gblr.layers.modes import modes_of, restore_modes
 from gblr.training.budget import Budget
 from gblr.training.distillation import Match, distillation_loss
+from gblr.training.heal_folder import claim
 from gblr.training.loop import TrainResult, train
 from gblr.training.schedules import SigmaSchedule
-from gblr.training.train_config import TrainConfig
+from gblr.training.train_config import FITTED_STRUCTURE_LR, TrainConfig
 
 _LEAST = 1e-9  # a budget is above 0, also where all blocks are dead
 
@@ -61,11 +62,14 @@ def heal_(
     teacher's outputs: logits by their Kullback-Leibler divergence at `temperature`, hidden states by their relative
     squared error; `match="auto"` takes logits where the output has them.
 
-    The cost stays what it is. `structure="free"` lets blocks move and change size within it, or within the budget of
-    `config` if that has one; any format can be healed.
+    The cost stays what it is; masks that are still blurred are folded into the contents first, at the cost that
+    `harden_` gives them. `structure="free"` lets blocks move and change size within it, or within the budget of
+    `config` if that has one; any format can be healed. Without such a budget they move at the rate of fitted blocks,
+    1e-4, unless `config` has another `structure_lr` than the default.
     `max_growth` is that of `GaudiConfig`: the refit of a model that will not be trained afterwards can have 300.
-    With `out`, both steps are saved there as they go, and the same call continues after an interruption. In the end
-    all modules of both models are in the mode, training or evaluation, that they came with.
+    With `out`, both steps are saved there as they go, and the same call continues after an interruption; a folder of
+    another model, teacher or settings is refused. In the end all modules of both models are in the mode, training or
+    evaluation, that they came with.
 
         small = copy.deepcopy(model)
         gblr.convert_(small, gblr.GaudiConfig(relative_cost=0.5), calibration=batches)
@@ -81,6 +85,10 @@ def heal_(
             "structure='free', or leave the budget out."
         )
     folder = None if out is None else Path(out)
+    if folder is not None:
+        options = {"layers": layers, "structure": structure, "match": match, "temperature": temperature}
+        options |= {"sensitivity": sensitivity is not False, "max_growth": max_growth, "batches": len(batches)}
+        claim(folder, model, teacher, options)
     refitted = _refit(model, teacher, batches, structure, folder, sensitivity, max_growth) if layers else []
     if config is None:
         return HealResult(refitted, None)
@@ -117,7 +125,6 @@ def _refit(
         save_pretrained(model, stored)
         write_json(file, [vars(row) for row in done])
 
-    folder.mkdir(parents=True, exist_ok=True)
     refit_layers_(model, teacher, batches, structure, [row.layer for row in done], keep, sensitivity, max_growth)
     return done
 
@@ -130,7 +137,9 @@ def _distill(
     frozen: list[nn.Parameter] = []
     if structure == "free" and gaudi and config.budget is None:
         budget = Budget(relative_cost=_present_cost(model, batches[0]))
-        config = replace(config, budget=budget, sigma=SigmaSchedule(torch.inf, torch.inf))
+        chosen = config.structure_lr != TrainConfig.structure_lr
+        rate = config.structure_lr if chosen else FITTED_STRUCTURE_LR  # the default is for blocks that have to travel
+        config = replace(config, budget=budget, sigma=SigmaSchedule(torch.inf, torch.inf), structure_lr=rate)
     elif structure == "frozen":
         frozen = [p for module in gaudi for p in module.structure_parameters() if p.requires_grad]
     modes = modes_of(teacher)

@@ -115,8 +115,7 @@ class StructureLearner:
             self._settle(self._positions)
         self._set_sigma(force=True)
         self._handles = self._attach(self.optimizer)
-        if self._positions is None:
-            self._counter = PositionCounter(self.layers)
+        self._watch()
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> list[Any]:
         optimizer._gblr_learner = self  # type: ignore[attr-defined]
@@ -135,10 +134,22 @@ class StructureLearner:
             del self.optimizer._gblr_learner  # type: ignore[attr-defined]
         self._handles = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_handles": bool(self._handles), "_counter": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy goes on with the model and the optimizer that were copied with it, which have no hooks any more."""
+        vars(self).update(state)
+        was_attached, self._handles = self._handles, []
+        if was_attached and not hasattr(self.optimizer, "_gblr_learner"):
+            self._handles = self._attach(self.optimizer)
+            self._watch()
+
     # -- one step ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _after_step(self) -> None:
+        self._follow(self.layers[0].width_frac.device)
         if self._counter is not None:
             self._take_counts(self._counter)
         if self._widths.set_trainable(self._trainable()):
@@ -158,6 +169,18 @@ class StructureLearner:
         if self.callback and self._calls % self.every == 0:
             self.callback(self.metrics())
 
+    def _follow(self, device: torch.device) -> None:
+        """To where the model was moved after this was made, as trainers do: else every step would wait for the device,
+        and processes that talk through NCCL could not tell each other their counts.
+        """
+        if device == self._widths.device or device.type == "mps":  # which has no float64
+            return
+        self._widths.move(device)
+        self._rates.move(device)
+        self._steps, self._threshold = self._steps.to(device), self._threshold.to(device)
+        if self._prices is not None and self._start is not None:
+            self._prices, self._start = self._prices.to(device), self._start.to(device)
+
     def _shrunk(self, width: Float[Tensor, "2 blocks"]) -> Float[Tensor, "2 blocks"]:
         """The proximal step (Eq. 9) with the threshold that the budget's method asks for."""
         prices, widths = self._settled()
@@ -165,8 +188,9 @@ class StructureLearner:
         weight = self._weights()
         before, shrinkage = width, torch.zeros_like(self._threshold)
         if self.budget.method == "shrinkage":
-            above = widths.cost(width, prices.budget) > prices.target
-            shrinkage = self._max_shrinkage * above * self._rates.lr(width)
+            shrinkage = self._max_shrinkage * self._rates.lr(width)
+            to_target = budget_threshold(width, weight * shrinkage, lambda w: widths.cost(w, prices.budget), bound)
+            shrinkage = shrinkage * to_target.clamp(max=1)  # 0 below the target, and never past it
             width = (width - shrinkage * weight).clamp(min=0)
             bound = torch.where(self._part >= self.budget.last_share, bound, torch.inf)
         threshold = budget_threshold(width, weight, lambda w: widths.cost(w, prices.budget), bound)
@@ -214,6 +238,9 @@ class StructureLearner:
             targets += [layer.sigma, layer._row_table, layer._col_table]
             values += [sigma, tables[row], tables[col]]
         torch._foreach_copy_(targets, [value.to(target.device) for value, target in zip(values, targets, strict=True)])
+        if not torch.compiler.is_compiling():  # compilers would guard the marks
+            for layer in self.layers:
+                layer.mark_tables()
 
     def _trainable(self) -> list[bool]:
         """Of each layer, whether its widths may be cut: those that learn, of layers that are counted."""
@@ -250,10 +277,15 @@ class StructureLearner:
 
     def _settle(self, positions: Sequence[float], start: float | None = None) -> None:
         """Positions are known: now layers can be weighed against each other. Those without any are watched further."""
-        self._stop_counting()
         self._positions = list(positions)
         self._weigh(self._positions, start)
-        unreached = [layer for layer, position in zip(self.layers, positions, strict=True) if not position]
+        self._watch()
+
+    def _watch(self) -> None:
+        """Counts the positions of layers that no step has reached yet."""
+        self._stop_counting()
+        known = self._positions or [0.0] * len(self.layers)
+        unreached = [layer for layer, position in zip(self.layers, known, strict=True) if not position]
         self._counter = PositionCounter(unreached) if unreached else None
 
     def _weigh(self, positions: Sequence[float], start: float | None = None) -> None:
@@ -318,6 +350,7 @@ class StructureLearner:
         return {
             "step": self.step,
             "total_steps": self.total_steps,
+            "counts": self.budget.counts,
             "positions": self._positions,
             "start": None if self._positions is None or self._start is None else float(self._start),
             "max_shrinkage": self._max_shrinkage,
@@ -335,6 +368,11 @@ class StructureLearner:
             raise ValueError(
                 f"the state is of a run of {state['total_steps']} steps; this learner was made for {self.total_steps}. "
                 "Schedules would jump: give the same `total_steps`."
+            )
+        if state.get("counts", self.budget.counts) != self.budget.counts:
+            raise ValueError(
+                f"the state is of a budget by `{state['counts']}`; this one is by `{self.budget.counts}`, so that its "
+                "numbers mean something else. Continue with a budget of the same kind."
             )
         self._steps.fill_(state["step"])
         self._calls = state["step"]

@@ -1,7 +1,7 @@
 """What an element of a block costs in the unit of a budget: multiplications, parameters or seconds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,10 @@ class Prices:
     target: float
     weight: Tensor
     unit: str
+
+    def to(self, device: torch.device) -> "Prices":
+        price = replace(self.budget, per_element=self.budget.per_element.to(device))
+        return replace(self, budget=price, weight=self.weight.to(device))
 
 
 def count_rest(model: nn.Module, named: Mapping[str, GaudiModule], budget: Budget, example_inputs: Any) -> Rest:

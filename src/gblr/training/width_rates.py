@@ -56,6 +56,9 @@ class WidthRates:
             )
         return [places.get(id(layer.width_frac)) for layer in self._named.values()]
 
+    def move(self, device: torch.device) -> None:
+        self._layer_of = self._layer_of.to(device)
+
     def _count_groups(self) -> list[int]:
         return [len(optimizer.param_groups) for optimizer in self._optimizers]
 

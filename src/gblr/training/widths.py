@@ -60,6 +60,12 @@ class Widths:
         self._is_plain = all(layer.rounding and layer.align == 1 for layer in self.layers)
         self._is_sharp = math.isinf(sigma) and all(layer.rounding for layer in self.layers)
 
+    def move(self, device: torch.device) -> None:
+        self.device = device
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+
     @on_host()
     def per_layer(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
         """(row, column) numbers of each layer, spread over its blocks: (2, blocks)."""
