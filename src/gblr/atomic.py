@@ -2,6 +2,7 @@
 complete.
 """
 
+import errno
 import importlib
 import json
 import os
@@ -64,6 +65,9 @@ def _beside(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
 
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # what disks without locks answer
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Raises `Busy` where another process has the folder; the system frees it however a process ends. Disks and systems
@@ -76,8 +80,9 @@ def locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Busy(f"{folder} is in use by another process: wait for it, or choose another folder.") from None
-            except OSError:
-                pass
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
         yield
     finally:
         if handle is not None:
