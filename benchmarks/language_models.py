@@ -17,6 +17,7 @@ from cpu_models import linears
 from torch import Tensor, nn
 
 import gblr
+from gblr.conversion.planner import fastest, measure_forms, record_inputs
 from gblr.experiments.structures import Shape, monarch_costs
 from gblr.fitting.config import Config
 from gblr.layers.structured import StructuredLinear
@@ -89,6 +90,19 @@ def size_bytes(model: nn.Module) -> int:
     """In bfloat16. Widths and locations take two bytes each, too, as checkpoints store them."""
     stored = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
     return 2 * sum(stored.values())
+
+
+def plan_like_first_block(model: Any, example: dict[str, Any], graphs: bool) -> dict[str, int]:
+    """The fastest form of each layer of the first block, for that layer of all blocks; how many layers take which."""
+    blocks = model.model.layers
+    layers = {name: module for name, module in blocks[0].named_modules() if isinstance(module, StructuredLinear)}
+    times = measure_forms(layers, record_inputs(model, layers, example), graphs)
+    for block in blocks:
+        for name in layers:
+            layer = block.get_submodule(name)
+            layer.planned = fastest(times[name])
+            layer.prepare()
+    return dict(Counter(block.get_submodule(name).form for block in blocks for name in layers))
 
 
 # -- what is timed -----------------------------------------------------------------------------------------------------
