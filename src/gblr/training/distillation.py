@@ -4,33 +4,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gblr.conversion.calls import batch_call, padding_of
 from gblr.conversion.outputs import output_kind, output_tensor
 from gblr.training.batches import tensors_in
+from gblr.training.divergence import divergence
 from gblr.training.objective import logits_of, own_loss, pair, zero_without_labels
 from gblr.training.train_config import Precision
 
 Match = Literal["auto", "logits", "hidden"]
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def divergence(
-    found: Float[Tensor, "*b classes"],
-    aimed: Float[Tensor, "*b classes"],
-    temperature: float = 1.0,
-    weight: Float[Tensor, "*b"] | None = None,
-) -> Float[Tensor, ""]:
-    """Kullback-Leibler divergence of scores softened by `temperature`, mean over samples, times temperature^2, so that
-    its gradients keep their size (Hinton et al., 2015).
-    """
-    found, aimed = ((scores.float() / temperature).log_softmax(-1) for scores in (found, aimed))
-    each = nn.functional.kl_div(found, aimed, reduction="none", log_target=True).sum(-1)
-    mean = each.mean() if weight is None else (each * weight).sum() / weight.sum()
-    return temperature**2 * mean
 
 
 def distillation_loss(
@@ -45,13 +30,14 @@ def distillation_loss(
         found = batch_call(model, batch)
         goal = _asked(teacher, precision, model, lambda: batch_call(teacher, batch))
         kind = match if match != "auto" else output_kind(goal)
-        goal, found = output_tensor(goal, kind).float(), output_tensor(found, kind).float()
+        goal, found = output_tensor(goal, kind), output_tensor(found, kind)
         if kind == "logits":
             goal, found = (_classes_of_pixels_last(scores, batch) for scores in (goal, found))
         weight = _weights(padding_of(batch, "decoder", teacher), goal)  # where there is one, outputs are the decoder's
         if kind == "logits":
             return divergence(found, goal, temperature, weight)
-        missing, size = ((values.square().sum(-1) * weight).sum() for values in (found - goal, goal))
+        goal = goal.float()
+        missing, size = ((values.square().sum(-1) * weight).sum() for values in (found.float() - goal, goal))
         return missing / size.clamp(min=1e-30)
 
     return loss
