@@ -21,6 +21,8 @@ KINDS = VISION_KINDS | {
     "gblr-16-global": "GBLR, block_rank 16, global budgets",
     "gblr-1-global-trainable": "GBLR, block_rank 1, global budgets, fit to be trained",
     "gblr-16-global-trainable": "GBLR, block_rank 16, global budgets, fit to be trained",
+    "low-rank-global-small-batches": "low rank, global ranks, batches of 4",
+    "gblr-16-global-small-batches": "GBLR, block_rank 16, global budgets, batches of 4",
     "gblr-1-learned": "GBLR, block_rank 1, learned from the dense cost",
 }
 _HUGE = 1e5  # a perplexity above the number of words: the model is lost, and digits say nothing
