@@ -141,7 +141,7 @@ def test_a_refit_runs_every_block_a_few_times_whatever_the_depth():
         block.register_forward_pre_hook(lambda *_, number=number: calls.__setitem__(number, calls[number] + 1))
     refit_layers_(model, teacher, batches)
     sets = 4  # of layers with the same input: q k v, o, gate up, down
-    assert max(calls) <= len(batches) * (sets + 1) + 3  # recorded and looked at; and three first looks
+    assert max(calls) <= len(batches) * (sets + 1) + 4  # recorded and looked at; and four first looks
 
 
 def test_blocks_do_not_run_to_be_recorded():

@@ -9,7 +9,8 @@ from torch.utils.data import TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gblr
-from gblr.training.distillation import TaughtLoss, distillation_loss, divergence
+from gblr.training.distillation import TaughtLoss, distillation_loss
+from gblr.training.divergence import divergence
 from tests.helpers import raises_value_error
 
 SMOOTHING = 0.1

@@ -19,6 +19,7 @@ from gblr.conversion.measure import undisturbed
 from gblr.conversion.refit_parts import Freedom, Part, refit_parts
 from gblr.conversion.refit_runs import collect_pairs, repeated_layers
 from gblr.conversion.replace import replace_everywhere
+from gblr.conversion.residual import residual_streams
 from gblr.conversion.sensitivity import collect_sensitivity, row_factors
 from gblr.conversion.sources import read_source
 from gblr.fitting.config import TRAINABLE_GROWTH
@@ -73,9 +74,10 @@ def refit_layers_(
         repeated = repeated_layers(model, teacher, every, batches[0])
         rows = {} if sensitivity is False else _sensitivity(teacher, every, batches, sensitivity)
         runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every, fixed=True)
+        streams = residual_streams(teacher, every, batches[0], runs[0].blocks)
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
-                seen, before = collect_pairs(*runs, names, repeated, tick), structured_layers(model)
+                seen, before = collect_pairs(*runs, names, repeated, tick, streams), structured_layers(model)
                 done = _refit_set(model, teacher, names, seen, structure, rows, max_growth)
                 if again := [name for name in names if name in repeated]:
                     after = collect_pairs(*runs, again, repeated)

@@ -1,8 +1,9 @@
 """What layers are given in a model, and what those of its teacher answer: runs for `refit.py`."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,12 +13,21 @@ from gblr.conversion.block_runs import BlockRuns
 from gblr.conversion.calls import batch_call, input_vectors, padding_of
 from gblr.conversion.goals import Halves, halves_of
 from gblr.conversion.grams import LastInputs
+from gblr.conversion.residual import first_tensor
 
 _DIFFER = "{}: {} in the model and {} in its teacher, so that its outputs cannot be compared."
 
 
 class _Reached(Exception):
     """Every layer that was asked for has been run."""
+
+
+@dataclass
+class _Kept:
+    """Vectors by the names of layers: those of every call, and of the stream that the layer's outputs are added to."""
+
+    calls: dict[str, list[Tensor]] = field(default_factory=dict)
+    streams: dict[str, Tensor] = field(default_factory=dict)
 
 
 def repeated_layers(model: nn.Module, teacher: nn.Module, names: Sequence[str], batch: Any) -> set[str]:
@@ -48,22 +58,32 @@ def collect_pairs(
     names: Sequence[str],
     repeated: set[str],
     tick: Callable[[], None] = lambda: None,
+    streams: Mapping[str, str] | None = None,
 ) -> dict[str, Halves]:
-    """Inputs from the model as it is now, outputs from its teacher: of every call, the first to the first and so on."""
+    """Inputs from the model as it is now, outputs from its teacher: of every call, the first to the first and so on.
+
+    `streams` are those of `residual_streams`: to the outputs of these layers comes what the teacher's stream has more
+    than the model's, so that the sums are alike.
+    """
     found: dict[str, Halves] = {}
     shared = _has_other_names(model.model, names)
     for runs in (model, teacher):
         runs.go_to("" if shared else names[0])  # calls of a shared layer may lie in several blocks
     ends_early = repeated.isdisjoint(names)
+    streams = {name: stream for name, stream in (streams or {}).items() if name in names}
     for number in range(len(model.batches)):
-        outputs = _outputs(teacher, names, number, ends_early)
+        theirs = _outputs(teacher, names, number, ends_early, streams)
+        ours = _inputs(model, names, number, ends_early, streams)
         last: Tensor | None = None  # layers with the same input come one after the other
-        for name, inputs in _inputs(model, names, number, ends_early).items():
-            if len(inputs) != len(outputs[name]):
-                raise ValueError(_DIFFER.format(name, f"called {len(inputs)} times", len(outputs[name])))
-            for x, y in zip(inputs, outputs[name], strict=True):
+        for name, inputs in ours.calls.items():
+            outputs = theirs.calls[name]
+            if len(inputs) != len(outputs):
+                raise ValueError(_DIFFER.format(name, f"called {len(inputs)} times", len(outputs)))
+            for x, y in zip(inputs, outputs, strict=True):
                 if len(x) != len(y):
                     raise ValueError(_DIFFER.format(name, f"given {len(x)} vectors", len(y)))
+                if name in streams:
+                    y += theirs.streams[name] - ours.streams[name].to(y)
                 if name not in found:
                     found[name] = Halves.zeros(x.shape[1], y.shape[1], x.device)
                 if x is not last:
@@ -78,7 +98,7 @@ def _has_other_names(model: nn.Module, names: Sequence[str]) -> bool:
     return sum(module in layers for _, module in model.named_modules(remove_duplicate=False)) > len(layers)
 
 
-def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: bool) -> dict[str, list[Tensor]]:
+def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: bool, streams: Mapping[str, str]) -> _Kept:
     last = LastInputs()
     found, kept = (torch.empty(0),) * 2  # the vectors of the last input, and a copy that layers with this input share
 
@@ -93,10 +113,12 @@ def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: boo
     def register(module: nn.Module, hook: Any) -> Any:
         return module.register_forward_pre_hook(hook, with_kwargs=True)
 
-    return _run(model, names, number, register, read, ends_early)
+    return _run(model, names, number, register, read, ends_early, streams)
 
 
-def _outputs(teacher: BlockRuns, names: Sequence[str], number: int, ends_early: bool) -> dict[str, list[Tensor]]:
+def _outputs(
+    teacher: BlockRuns, names: Sequence[str], number: int, ends_early: bool, streams: Mapping[str, str]
+) -> _Kept:
     def read(name: str, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if isinstance(module, nn.Conv2d):
             output = output.movedim(-3, -1)  # with or without a batch axis
@@ -106,29 +128,40 @@ def _outputs(teacher: BlockRuns, names: Sequence[str], number: int, ends_early: 
     def register(module: nn.Module, hook: Any) -> Any:
         return module.register_forward_hook(hook, prepend=True)  # before a hook of the user's changes the output
 
-    return _run(teacher, names, number, register, read, ends_early)
+    return _run(teacher, names, number, register, read, ends_early, streams)
 
 
 def _run(
-    runs: BlockRuns, names: Sequence[str], number: int, register: Any, read: Callable[..., Tensor], ends_early: bool
-) -> dict[str, list[Tensor]]:
-    """What `read` finds at each call of the layers: copies, as the run goes on and may change tensors in place. It ends
-    once all layers were met, where they are called but once.
+    runs: BlockRuns, names: Sequence[str], number: int, register: Any, read: Callable[..., Tensor], ends_early: bool,
+    streams: Mapping[str, str],
+) -> _Kept:  # fmt: skip
+    """What `read` finds at each call of the layers, and their streams: copies, as the run goes on and may change
+    tensors in place. It ends once all layers were met, where they are called but once.
     """
-    kept: dict[str, list[Tensor]] = {}
+    kept = _Kept()
     ends_early = ends_early and not runs.ends_with(names)
     with ExitStack() as stack:
+        for name, stream in streams.items():
+
+            def enter(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                x = first_tensor(args, kwargs)
+                assert x is not None
+                padding = padding_of(runs.batches[number], name, runs.model)
+                kept.streams[name] = input_vectors(x, None, padding).clone()
+
+            module = runs.model.get_submodule(stream)
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
         for name in names:
 
             def hook(*args: Any, name: str = name) -> None:
-                kept.setdefault(name, []).append(read(name, *args))
-                if ends_early and len(kept) == len(names):
+                kept.calls.setdefault(name, []).append(read(name, *args))
+                if ends_early and len(kept.calls) == len(names):
                     raise _Reached
 
             stack.callback(register(runs.model.get_submodule(name), hook).remove)
         with suppress(_Reached):
             runs.run(number)
-    if len(kept) < len(names):
+    if len(kept.calls) < len(names) or len(kept.streams) < len(streams):
         raise ValueError(
             f"{', '.join(names)}: not every layer runs on every batch, so their outputs cannot be compared."
         )

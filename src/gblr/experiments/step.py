@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gblr.training.distillation import divergence
+from gblr.training.divergence import divergence
 
 
 class GraphAdamW(torch.optim.AdamW):

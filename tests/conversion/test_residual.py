@@ -1,0 +1,151 @@
+"""Layers at the end of residual branches are found, and refitted so that the sum is that of the teacher."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel, ViTConfig, ViTModel
+
+import gblr
+from gblr.conversion import refit
+from gblr.conversion.block_runs import BlockRuns
+from gblr.conversion.refit_runs import collect_pairs
+from gblr.conversion.residual import residual_streams
+
+WIDTH = 24
+
+
+class Branch(nn.Module):
+    """x + down(relu(up(norm(x)))), with the sum made in several ways."""
+
+    def __init__(self, how: str = "sum", norm_last: bool = False):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 40), nn.Linear(40, WIDTH)
+        self.how, self.norm_last = how, norm_last
+
+    def forward(self, x):
+        given = self.down(self.up(x if self.norm_last else self.norm(x)).relu())
+        if self.how == "in place":
+            x += given
+        elif self.how == "scaled":
+            x = x + 0.5 * given
+        else:
+            x = given + x
+        return self.norm(x) if self.norm_last else x
+
+
+class Model(nn.Module):
+    def __init__(self, *blocks: nn.Module):
+        super().__init__()
+        self.first, self.layers, self.head = nn.Linear(WIDTH, WIDTH), nn.ModuleList(blocks), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.layers:
+            x = block(x)
+        return self.head(x)
+
+
+def batches(num: int = 4) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    mixing = torch.randn(8, WIDTH, generator=generator)  # inputs that can be told from few of their directions
+    return [torch.randn(16, 8, generator=generator) @ mixing for _ in range(num)]
+
+
+def seeded(*blocks_of: dict) -> Model:
+    torch.manual_seed(0)
+    return Model(*(Branch(**options) for options in blocks_of)).eval()
+
+
+@pytest.mark.parametrize("how", ["sum", "in place"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_stream_of_a_branch_is_found_however_it_is_added_to(how, dtype):
+    model = seeded({"how": how}, {"how": how}).to(dtype)
+    layers = [f"layers.{i}.{name}" for i in range(2) for name in ("up", "down")]
+    with torch.no_grad():
+        found = residual_streams(model, layers, batches()[0].to(dtype), ["layers.0", "layers.1"])
+    assert found == {f"layers.{i}.down": f"layers.{i}.norm" for i in range(2)}
+
+
+def test_of_sums_that_are_normalized_the_layer_itself_may_be_given_the_stream():
+    model = seeded({"norm_last": True})
+    with torch.no_grad():
+        assert residual_streams(model, ["layers.0.down"], batches()[0]) == {"layers.0.down": "layers.0.up"}
+
+
+def test_a_sum_that_is_scaled_is_left_alone():
+    with torch.no_grad():
+        assert (
+            residual_streams(seeded({"how": "scaled"}), ["first", "layers.0.up", "layers.0.down"], batches()[0]) == {}
+        )
+
+
+def test_a_layer_that_is_called_twice_has_no_stream():
+    model = seeded({}, {})
+    model.layers[1] = model.layers[0]
+    with torch.no_grad():
+        assert residual_streams(model, ["layers.0.down"], batches()[0]) == {}
+
+
+def test_a_stream_from_another_block_is_not_taken():
+    """Blocks are run alone, and would not have it."""
+    model = seeded({"norm_last": True}, {"norm_last": True})
+    model.layers[0].norm = nn.Identity()  # then "layers.0.up" is given what "first" gave
+    with torch.no_grad():
+        found = residual_streams(model, ["layers.0.down"], batches()[0], ["layers.0.down", "layers.0.up"])
+    assert found == {}
+
+
+_SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+TRANSFORMERS = {
+    "llama": (LlamaModel, LlamaConfig(**_SIZES, vocab_size=32), ("self_attn.o_proj", "mlp.down_proj")),
+    "gpt2": (GPT2Model, GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=32), ("attn.c_proj", "mlp.c_proj")),
+    "bert": (BertModel, BertConfig(**_SIZES, vocab_size=32), ("attention.output.dense", "output.dense")),
+    "vit": (ViTModel, ViTConfig(**_SIZES, image_size=8, patch_size=4), ("attention.o_proj", "mlp.fc2")),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_both_branches_of_a_transformer_are_found(name):
+    build, config, ends = TRANSFORMERS[name]
+    torch.manual_seed(0)
+    model = build(config).eval()
+    batch = torch.randn(2, 3, 8, 8) if name == "vit" else torch.randint(0, 32, (2, 12))
+    layers = [name for name, module in model.named_modules() if gblr.linear_layers()(module, name)]
+    with torch.no_grad():
+        found = residual_streams(model, layers, batch)
+    assert len(found) == 4 and all(layer.endswith(ends) for layer in found)
+
+
+@pytest.mark.parametrize("with_stream", [False, True])
+def test_the_goal_is_what_the_stream_lacks_to_the_sum_of_the_teacher(with_stream):
+    teacher = seeded({})
+    model, names = copy.deepcopy(teacher), ["layers.0.down"]
+    with torch.no_grad():
+        model.first.weight.mul_(0.5)
+        runs = BlockRuns(model, batches(), names), BlockRuns(teacher, batches(), names, fixed=True)
+        streams = residual_streams(teacher, names, batches()[0]) if with_stream else {}
+        seen = collect_pairs(*runs, names, set(), streams=streams)[names[0]].whole()
+        x, ours = torch.cat(batches()), model.first(torch.cat(batches()))
+        theirs = teacher.first(x)
+        given = teacher.layers[0](theirs) - (ours if with_stream else theirs)
+    torch.testing.assert_close(seen.outputs, given.sum(0).double(), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(seen.squares, given.square().sum(0).double(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("config", [gblr.LowRankConfig(0.6), gblr.GaudiConfig(0.6), gblr.MonarchConfig(0.6)], ids=str)
+def test_a_refit_takes_errors_out_of_the_stream(config, monkeypatch):
+    """Of three blocks, on inputs that were not used."""
+    seen, unseen = batches(8)[:6], batches(8)[6:]
+    teacher = seeded({}, {}, {})
+    errors = {}
+    for name in ("with", "without"):
+        if name == "without":
+            monkeypatch.setattr(refit, "residual_streams", lambda *args: {})
+        model = copy.deepcopy(teacher)
+        gblr.convert_(model, config, gblr.linear_layers(include=("layers",)), calibration=seen)
+        gblr.heal_(model, teacher, seen)
+        with torch.no_grad():
+            errors[name] = sum(float((model(x) - teacher(x)).square().sum()) for x in unseen)
+    assert errors["with"] < 0.95 * errors["without"]
