@@ -1,8 +1,9 @@
 """Refits the structured layers of a model one after the other, each on the inputs that the layers before it leave it.
 
 A fit of single weights (`convert_`) sees the inputs of the dense model. In the converted one they differ, and errors
-add up from layer to layer. Here each layer is given what it really sees, and the dense layer's outputs as its goal, as
-far as samples that did not make the goal agree (`goals.py`).
+add up from layer to layer. Here each layer is given what it really sees, and the dense layer's outputs as its goal, or
+what its stream lacks to the dense model's at the end of a residual branch (`residual.py`), as far as samples that did
+not make the goal agree (`goals.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from gblr.progress import progress
 @dataclass(frozen=True)
 class Refitted:
     """What `heal_` made of one layer: the error of its outputs on these inputs, before and after (`error`), relative to
-    the outputs of the dense layer.
+    those of the weight that it aims at.
     """
 
     layer: str
