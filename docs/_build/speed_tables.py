@@ -39,6 +39,11 @@ CALIBRATION: Sequence[Column] = (
     ("refit, s", "refit", ".1f"),
     ("difference to dense", "difference", ".4f"),
 )
+RESIDUAL: Sequence[Column] = (
+    ("goal at the end of a branch", "goal", ""),
+    ("cost", "cost", "g"),
+    ("perplexity", "perplexity", ".1f"),
+)
 CPU_FLOORS: Sequence[Column] = (
     ("matrix", "case", ""),
     ("batch", "batch", ".0f"),
@@ -177,6 +182,7 @@ SPEED_TABLES: dict[tuple[str, str], Callable[[Record], str]] = {
     ("masks.json", ""): all_rows(MASKS),
     ("learner.json", ""): all_rows(LEARNER),
     ("calibration.json", ""): all_rows(CALIBRATION, num_left=1),
+    ("residual.json", ""): all_rows(RESIDUAL, num_left=1),
     ("onnx.json", ""): all_rows(ONNX, num_left=2),
     ("gpu.json", ""): gpu_layers,
     ("gpu.json", "models"): gpu_models,
@@ -192,6 +198,7 @@ SPEED_COMMANDS = {
     "calibration.json": (
         "python benchmarks/bench_calibration.py --model FILE.gguf --data DIR --out docs/results/calibration.json"
     ),
+    "residual.json": "python benchmarks/bench_residual.py --model FILE.gguf --data DIR --out docs/results/residual.json",
     "masks.json": "python benchmarks/bench_masks.py --out docs/results/masks.json",
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
     "onnx.json": "python benchmarks/bench_onnx.py --out docs/results/onnx.json",

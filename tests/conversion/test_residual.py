@@ -35,6 +35,17 @@ class Branch(nn.Module):
         return self.norm(x) if self.norm_last else x
 
 
+class ConvBranch(nn.Module):
+    """x + down(relu(up(x))) of images, as in residual networks without normalization."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.up, self.down = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
 class Model(nn.Module):
     def __init__(self, *blocks: nn.Module):
         super().__init__()
@@ -149,3 +160,22 @@ def test_a_refit_takes_errors_out_of_the_stream(config, monkeypatch):
         with torch.no_grad():
             errors[name] = sum(float((model(x) - teacher(x)).square().sum()) for x in unseen)
     assert errors["with"] < 0.95 * errors["without"]
+
+
+@pytest.mark.parametrize("size", [4, 6, 1])  # as many channels as columns, fewer, more
+@pytest.mark.parametrize("config", [gblr.LowRankConfig(0.5), gblr.GaudiConfig(0.5)], ids=str)
+def test_streams_of_convolutions_are_those_of_channels(config, size):
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *(ConvBranch(4) for _ in range(3)), nn.Flatten()).eval()
+    images = [torch.randn(8, 3, size, size) for _ in range(4)]
+    model, names = copy.deepcopy(teacher), ["2.down"]
+    gblr.convert_(model, config, gblr.conv_layers(include=("1", "2", "3")), calibration=images)
+    runs = BlockRuns(model, images, names), BlockRuns(teacher, images, names, fixed=True)
+    with torch.no_grad():
+        streams = residual_streams(teacher, names, images[0])
+        seen = collect_pairs(*runs, names, set(), streams=streams)["2.down"].whole()
+        sums = sum((teacher[:3](x) - model[:2](x)).sum((0, 2, 3)) for x in images)
+    assert streams == {"2.down": "2.up"}
+    torch.testing.assert_close(seen.outputs, sums.double(), rtol=1e-4, atol=1e-3)
+    gblr.heal_(model, teacher, images)
+    assert all(module(images[0]).isfinite().all() for module in (model, teacher))

@@ -120,15 +120,24 @@ def _outputs(
     teacher: BlockRuns, names: Sequence[str], number: int, ends_early: bool, streams: Mapping[str, str]
 ) -> _Kept:
     def read(name: str, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if isinstance(module, nn.Conv2d):
-            output = output.movedim(-3, -1)  # with or without a batch axis
-            return input_vectors(output.reshape(-1, output.shape[-1]), None, None).clone()
-        return input_vectors(output, None, padding_of(teacher.batches[number], name, teacher.model)).clone()
+        return _given_vectors(teacher, name, number, output)
 
     def register(module: nn.Module, hook: Any) -> Any:
         return module.register_forward_hook(hook, prepend=True)  # before a hook of the user's changes the output
 
     return _run(teacher, names, number, register, read, ends_early, streams)
+
+
+def _given_vectors(runs: BlockRuns, layer: str, number: int, x: Tensor) -> Tensor:
+    """A copy of what the layer gives, or of what is added to that: one vector for each position."""
+    if _is_convolution(runs.model.get_submodule(layer)):
+        x = x.movedim(-3, -1)  # with or without a batch axis
+        return input_vectors(x.reshape(-1, x.shape[-1]), None, None).clone()
+    return input_vectors(x, None, padding_of(runs.batches[number], layer, runs.model)).clone()
+
+
+def _is_convolution(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Conv2d) or getattr(layer, "geometry", None) is not None
 
 
 def _run(
@@ -146,8 +155,7 @@ def _run(
             def enter(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
                 x = first_tensor(args, kwargs)
                 assert x is not None
-                padding = padding_of(runs.batches[number], name, runs.model)
-                kept.streams[name] = input_vectors(x, None, padding).clone()
+                kept.streams[name] = _given_vectors(runs, name, number, x)
 
             module = runs.model.get_submodule(stream)
             stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)

@@ -24,8 +24,12 @@ class _Seen(NamedTuple):
 
     name: str
     number: int
-    size: tuple[int, int]
+    shape: torch.Size
     vectors: Tensor
+
+    def is_as_large_as(self, other: "_Seen") -> bool:
+        """Whether it has as many vectors of the same length, along whatever axes."""
+        return self.shape.numel() == other.shape.numel() and self.shape[-1] == other.shape[-1]
 
 
 def residual_streams(model: nn.Module, layers: Sequence[str], batch: Any, blocks: Sequence[str] = ()) -> dict[str, str]:
@@ -85,16 +89,16 @@ def _seen(name: str, number: int, x: Tensor) -> _Seen:
     """Copies, as the tensor may be changed in place; on the CPU, so that comparing them waits for no device."""
     vectors = x.detach().reshape(-1, x.shape[-1])
     places = torch.linspace(0, max(0, len(vectors) - 1), min(_SAMPLE, len(vectors))).long()
-    return _Seen(name, number, (len(vectors), x.shape[-1]), vectors[places.to(x.device)].cpu())
+    return _Seen(name, number, x.shape, vectors[places.to(x.device)].cpu())
 
 
 def _other_summand(total: _Seen, output: _Seen, recent: Sequence[_Seen], blocks: Sequence[str]) -> str | None:
     """The last module before the layer that was given what the total has besides the layer's outputs."""
-    if total.size != output.size:
+    if not total.is_as_large_as(output):
         return None
     block = _block_of(output.name, blocks)
     for one in reversed(recent):
-        if one.number > output.number or one.size != total.size or _block_of(one.name, blocks) != block:
+        if one.number > output.number or one.shape != output.shape or _block_of(one.name, blocks) != block:
             continue
         if torch.equal(one.vectors + output.vectors, total.vectors):
             return one.name
