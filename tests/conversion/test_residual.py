@@ -5,13 +5,26 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel, ViTConfig, ViTModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    FalconConfig,
+    FalconModel,
+    GPT2Config,
+    GPT2Model,
+    GPTNeoXConfig,
+    GPTNeoXModel,
+    LlamaConfig,
+    LlamaModel,
+    ViTConfig,
+    ViTModel,
+)
 
 import gblr
 from gblr.conversion import refit
 from gblr.conversion.block_runs import BlockRuns
 from gblr.conversion.refit_runs import collect_pairs
-from gblr.conversion.residual import residual_streams
+from gblr.conversion.residual import Stream, residual_streams
 
 WIDTH = 24
 
@@ -33,6 +46,23 @@ class Branch(nn.Module):
         else:
             x = given + x
         return self.norm(x) if self.norm_last else x
+
+
+class TwoBranches(nn.Module):
+    """Two branches beside each other, as in GPT-NeoX and many after it."""
+
+    def __init__(self, how: str = "branches first"):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm2, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 40), nn.Linear(40, WIDTH)
+        self.how = how
+
+    def forward(self, x):
+        one, two = self.attention(self.norm(x)), self.down(self.up(self.norm2(x)).relu())
+        if self.how == "in place":
+            two += one
+            return x + two
+        return x + one + two if self.how == "stream first" else one + two + x
 
 
 class ConvBranch(nn.Module):
@@ -76,13 +106,13 @@ def test_the_stream_of_a_branch_is_found_however_it_is_added_to(how, dtype):
     layers = [f"layers.{i}.{name}" for i in range(2) for name in ("up", "down")]
     with torch.no_grad():
         found = residual_streams(model, layers, batches()[0].to(dtype), ["layers.0", "layers.1"])
-    assert found == {f"layers.{i}.down": f"layers.{i}.norm" for i in range(2)}
+    assert found == {f"layers.{i}.down": Stream(f"layers.{i}.norm") for i in range(2)}
 
 
 def test_of_sums_that_are_normalized_the_layer_itself_may_be_given_the_stream():
     model = seeded({"norm_last": True})
     with torch.no_grad():
-        assert residual_streams(model, ["layers.0.down"], batches()[0]) == {"layers.0.down": "layers.0.up"}
+        assert residual_streams(model, ["layers.0.down"], batches()[0]) == {"layers.0.down": Stream("layers.0.up")}
 
 
 def test_a_sum_that_is_scaled_is_left_alone():
@@ -114,6 +144,12 @@ TRANSFORMERS = {
     "gpt2": (GPT2Model, GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=32), ("attn.c_proj", "mlp.c_proj")),
     "bert": (BertModel, BertConfig(**_SIZES, vocab_size=32), ("attention.output.dense", "output.dense")),
     "vit": (ViTModel, ViTConfig(**_SIZES, image_size=8, patch_size=4), ("attention.o_proj", "mlp.fc2")),
+    "gpt_neox": (GPTNeoXModel, GPTNeoXConfig(**_SIZES, vocab_size=32), ("attention.dense", "mlp.dense_4h_to_h")),
+    "falcon": (
+        FalconModel,
+        FalconConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=32),
+        ("self_attention.dense", "mlp.dense_4h_to_h"),
+    ),
 }
 
 
@@ -127,6 +163,23 @@ def test_both_branches_of_a_transformer_are_found(name):
     with torch.no_grad():
         found = residual_streams(model, layers, batch)
     assert len(found) == 4 and all(layer.endswith(ends) for layer in found)
+    beside = sum(len(stream.branches) for stream in found.values())
+    assert beside == (2 if name in ("gpt_neox", "falcon") else 0)
+
+
+@pytest.mark.parametrize("how", ["branches first", "stream first", "in place"])
+def test_of_branches_beside_each_other_the_later_knows_the_earlier(how):
+    torch.manual_seed(0)
+    model = Model(*(TwoBranches(how) for _ in range(2))).eval()
+    layers = [f"layers.{i}.{name}" for i in range(2) for name in ("attention", "up", "down")]
+    with torch.no_grad():
+        found = residual_streams(model, layers, batches()[0], ["layers.0", "layers.1"])
+    assert found == {
+        name: stream for i in range(2) for name, stream in (
+            (f"layers.{i}.attention", Stream(f"layers.{i}.norm")),
+            (f"layers.{i}.down", Stream(f"layers.{i}.norm", (f"layers.{i}.attention",))),
+        )
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("with_stream", [False, True])
@@ -145,11 +198,30 @@ def test_the_goal_is_what_the_stream_lacks_to_the_sum_of_the_teacher(with_stream
     torch.testing.assert_close(seen.squares, given.square().sum(0).double(), rtol=1e-4, atol=1e-3)
 
 
+def test_the_goal_of_a_later_branch_makes_up_for_the_earlier():
+    torch.manual_seed(0)
+    teacher = Model(TwoBranches()).eval()
+    model, names = copy.deepcopy(teacher), ["layers.0.down"]
+    with torch.no_grad():
+        model.first.weight.mul_(0.5)
+        model.layers[0].attention.weight.mul_(0.5)
+        runs = BlockRuns(model, batches(), names), BlockRuns(teacher, batches(), names, fixed=True)
+        streams = residual_streams(teacher, ["layers.0.attention", *names], batches()[0])
+        seen = collect_pairs(*runs, names, set(), streams=streams)[names[0]].whole()
+        x = torch.cat(batches())
+        ours, block = model.first(x), model.layers[0]
+        given = teacher.layers[0](teacher.first(x)) - ours - block.attention(block.norm(ours))
+    torch.testing.assert_close(seen.outputs, given.sum(0).double(), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(seen.squares, given.square().sum(0).double(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("block", [Branch, TwoBranches])
 @pytest.mark.parametrize("config", [gblr.LowRankConfig(0.6), gblr.GaudiConfig(0.6), gblr.MonarchConfig(0.6)], ids=str)
-def test_a_refit_takes_errors_out_of_the_stream(config, monkeypatch):
+def test_a_refit_takes_errors_out_of_the_stream(config, block, monkeypatch):
     """Of three blocks, on inputs that were not used."""
     seen, unseen = batches(8)[:6], batches(8)[6:]
-    teacher = seeded({}, {}, {})
+    torch.manual_seed(0)
+    teacher = Model(*(block() for _ in range(3))).eval()
     errors = {}
     for name in ("with", "without"):
         if name == "without":
@@ -175,7 +247,7 @@ def test_streams_of_convolutions_are_those_of_channels(config, size):
         streams = residual_streams(teacher, names, images[0])
         seen = collect_pairs(*runs, names, set(), streams=streams)["2.down"].whole()
         sums = sum((teacher[:3](x) - model[:2](x)).sum((0, 2, 3)) for x in images)
-    assert streams == {"2.down": "2.up"}
+    assert streams == {"2.down": Stream("2.up")}
     torch.testing.assert_close(seen.outputs, sums.double(), rtol=1e-4, atol=1e-3)
     gblr.heal_(model, teacher, images)
     assert all(module(images[0]).isfinite().all() for module in (model, teacher))

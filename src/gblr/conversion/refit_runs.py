@@ -1,7 +1,7 @@
 """What layers are given in a model, and what those of its teacher answer: runs for `refit.py`."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from gblr.conversion.block_runs import BlockRuns
 from gblr.conversion.calls import batch_call, input_vectors, padding_of
 from gblr.conversion.goals import Halves, halves_of
 from gblr.conversion.grams import LastInputs
-from gblr.conversion.residual import first_tensor
+from gblr.conversion.residual import Stream, first_tensor
 
 _DIFFER = "{}: {} in the model and {} in its teacher, so that its outputs cannot be compared."
 
@@ -24,10 +24,17 @@ class _Reached(Exception):
 
 @dataclass
 class _Kept:
-    """Vectors by the names of layers: those of every call, and of the stream that the layer's outputs are added to."""
+    """Vectors by the names of layers: those of every call, and all that the layer's outputs are added to."""
 
     calls: dict[str, list[Tensor]] = field(default_factory=dict)
-    streams: dict[str, Tensor] = field(default_factory=dict)
+    added: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def stream(self, name: str) -> Tensor:
+        return sum(self.added[name][1:], self.added[name][0])
+
+    def has_all(self, names: Sequence[str], streams: Mapping[str, Stream]) -> bool:
+        found = all(len(self.added[name]) == 1 + len(stream.branches) for name, stream in streams.items())
+        return found and len(self.calls) == len(names)
 
 
 def repeated_layers(model: nn.Module, teacher: nn.Module, names: Sequence[str], batch: Any) -> set[str]:
@@ -58,7 +65,7 @@ def collect_pairs(
     names: Sequence[str],
     repeated: set[str],
     tick: Callable[[], None] = lambda: None,
-    streams: Mapping[str, str] | None = None,
+    streams: Mapping[str, Stream] | None = None,
 ) -> dict[str, Halves]:
     """Inputs from the model as it is now, outputs from its teacher: of every call, the first to the first and so on.
 
@@ -83,7 +90,7 @@ def collect_pairs(
                 if len(x) != len(y):
                     raise ValueError(_DIFFER.format(name, f"given {len(x)} vectors", len(y)))
                 if name in streams:
-                    y += theirs.streams[name] - ours.streams[name].to(y)
+                    y += theirs.stream(name) - ours.stream(name).to(y)
                 if name not in found:
                     found[name] = Halves.zeros(x.shape[1], y.shape[1], x.device)
                 if x is not last:
@@ -98,7 +105,9 @@ def _has_other_names(model: nn.Module, names: Sequence[str]) -> bool:
     return sum(module in layers for _, module in model.named_modules(remove_duplicate=False)) > len(layers)
 
 
-def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: bool, streams: Mapping[str, str]) -> _Kept:
+def _inputs(
+    model: BlockRuns, names: Sequence[str], number: int, ends_early: bool, streams: Mapping[str, Stream]
+) -> _Kept:
     last = LastInputs()
     found, kept = (torch.empty(0),) * 2  # the vectors of the last input, and a copy that layers with this input share
 
@@ -117,7 +126,7 @@ def _inputs(model: BlockRuns, names: Sequence[str], number: int, ends_early: boo
 
 
 def _outputs(
-    teacher: BlockRuns, names: Sequence[str], number: int, ends_early: bool, streams: Mapping[str, str]
+    teacher: BlockRuns, names: Sequence[str], number: int, ends_early: bool, streams: Mapping[str, Stream]
 ) -> _Kept:
     def read(name: str, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         return _given_vectors(teacher, name, number, output)
@@ -140,9 +149,25 @@ def _is_convolution(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv2d) or getattr(layer, "geometry", None) is not None
 
 
+def _stream_hooks(runs: BlockRuns, layer: str, stream: Stream, number: int, added: list[Tensor]) -> Iterator[Any]:
+    """Handles of hooks that put all that the layer's outputs are added to into `added`."""
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        x = first_tensor(args, kwargs)
+        assert x is not None
+        added.append(_given_vectors(runs, layer, number, x))
+
+    def leave(module: nn.Module, args: Any, output: Tensor) -> None:
+        added.append(_given_vectors(runs, layer, number, output))
+
+    yield runs.model.get_submodule(stream.module).register_forward_pre_hook(enter, with_kwargs=True)
+    for branch in stream.branches:
+        yield runs.model.get_submodule(branch).register_forward_hook(leave, prepend=True)
+
+
 def _run(
     runs: BlockRuns, names: Sequence[str], number: int, register: Any, read: Callable[..., Tensor], ends_early: bool,
-    streams: Mapping[str, str],
+    streams: Mapping[str, Stream],
 ) -> _Kept:  # fmt: skip
     """What `read` finds at each call of the layers, and their streams: copies, as the run goes on and may change
     tensors in place. It ends once all layers were met, where they are called but once.
@@ -151,14 +176,8 @@ def _run(
     ends_early = ends_early and not runs.ends_with(names)
     with ExitStack() as stack:
         for name, stream in streams.items():
-
-            def enter(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                x = first_tensor(args, kwargs)
-                assert x is not None
-                kept.streams[name] = _given_vectors(runs, name, number, x)
-
-            module = runs.model.get_submodule(stream)
-            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            for handle in _stream_hooks(runs, name, stream, number, kept.added.setdefault(name, [])):
+                stack.callback(handle.remove)
         for name in names:
 
             def hook(*args: Any, name: str = name) -> None:
@@ -169,7 +188,7 @@ def _run(
             stack.callback(register(runs.model.get_submodule(name), hook).remove)
         with suppress(_Reached):
             runs.run(number)
-    if len(kept.calls) < len(names) or len(kept.streams) < len(streams):
+    if not kept.has_all(names, streams):
         raise ValueError(
             f"{', '.join(names)}: not every layer runs on every batch, so their outputs cannot be compared."
         )

@@ -6,8 +6,9 @@ at the teacher's outputs leaves it for good.
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -19,27 +20,52 @@ _RECENT = 32  # modules: a branch begins and ends that near to the layer
 _SAMPLE = 8  # vectors that are compared: no two sums agree in thousands of numbers by chance
 
 
+class Stream(NamedTuple):
+    """What the outputs of a layer are added to: what `module` is given, and the outputs of those of the `branches`
+    that run beside it and before it (attention, where an MLP has the same stream).
+    """
+
+    module: str
+    branches: tuple[str, ...] = ()
+
+
 class _Seen(NamedTuple):
     """A few vectors that a module was given, or gave, when it was the `number`-th to be called."""
 
     name: str
+    block: str | None
     number: int
     shape: torch.Size
     vectors: Tensor
+
+    @classmethod
+    def of(cls, name: str, number: int, x: Tensor, blocks: Sequence[str]) -> "_Seen":
+        """Copies, as the tensor may be changed in place; on the CPU, so that comparing them waits for no device."""
+        block = next((block for block in blocks if f"{name}.".startswith(f"{block}.")), None)
+        vectors = x.detach().reshape(-1, x.shape[-1])
+        places = torch.linspace(0, max(0, len(vectors) - 1), min(_SAMPLE, len(vectors))).long()
+        return cls(name, block, number, x.shape, vectors[places.to(x.device)].cpu())
+
+    def lies_beside(self, other: "_Seen") -> bool:
+        """So that the two can be added, in one block."""
+        return self.shape == other.shape and self.block == other.block
 
     def is_as_large_as(self, other: "_Seen") -> bool:
         """Whether it has as many vectors of the same length, along whatever axes."""
         return self.shape.numel() == other.shape.numel() and self.shape[-1] == other.shape[-1]
 
 
-def residual_streams(model: nn.Module, layers: Sequence[str], batch: Any, blocks: Sequence[str] = ()) -> dict[str, str]:
-    """For each of the `layers` whose outputs are added to a stream, a module that is given this stream before.
+def residual_streams(
+    model: nn.Module, layers: Sequence[str], batch: Any, blocks: Sequence[str] = ()
+) -> dict[str, Stream]:
+    """Of those of the `layers` whose outputs are added to a stream.
 
     Found by running the model once: a later module is given the exact sum of what the layer gave and of what an earlier
-    module was given. Of layers in one of the `blocks`, that module lies in the same block. Left out are layers that are
-    called several times, and sums that are scaled, normalized or made of more than two.
+    module was given, or of these and of what another layer gave. Of layers in one of the `blocks`, all of that lies in
+    the same block. Left out are layers that are called several times, and sums that are scaled, normalized or made of
+    more than three.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Stream] = {}
     recent: deque[_Seen] = deque(maxlen=_RECENT)  # inputs
     pending: list[_Seen] = []  # outputs that have not been met in a sum
     calls: Counter[str] = Counter()
@@ -49,18 +75,17 @@ def residual_streams(model: nn.Module, layers: Sequence[str], batch: Any, blocks
         x = first_tensor(args, kwargs)
         if x is None:
             return
-        given = _seen(name, calls.total(), x)
-        for output in list(pending):
-            if given.number - output.number > _RECENT:
-                pending.remove(output)
-            elif stream := _other_summand(given, output, recent, blocks):
-                found[output.name] = stream
+        given = _Seen.of(name, calls.total(), x, blocks)
+        pending[:] = [output for output in pending if given.number - output.number <= _RECENT]
+        for outputs, stream in _sums(given, pending, recent):
+            for i, output in enumerate(outputs):
+                found[output.name] = Stream(stream, tuple(other.name for other in outputs[:i]))
                 pending.remove(output)
         recent.append(given)
 
     def after(name: str, output: Any) -> None:
         if isinstance(output, Tensor) and output.is_floating_point() and output.dim() > 1:
-            pending.append(_seen(name, calls.total(), output))
+            pending.append(_Seen.of(name, calls.total(), output, blocks))
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -76,7 +101,10 @@ def residual_streams(model: nn.Module, layers: Sequence[str], batch: Any, blocks
 
             stack.callback(model.get_submodule(name).register_forward_hook(leave, prepend=True).remove)
         batch_call(model, batch)
-    return {layer: stream for layer, stream in found.items() if calls[layer] == calls[stream] == 1}
+    return {
+        layer: stream for layer, stream in found.items()
+        if all(calls[name] == 1 for name in (layer, stream.module, *stream.branches))
+    }  # fmt: skip
 
 
 def first_tensor(args: Any, kwargs: Any) -> Tensor | None:
@@ -85,25 +113,32 @@ def first_tensor(args: Any, kwargs: Any) -> Tensor | None:
     return x if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1 else None
 
 
-def _seen(name: str, number: int, x: Tensor) -> _Seen:
-    """Copies, as the tensor may be changed in place; on the CPU, so that comparing them waits for no device."""
-    vectors = x.detach().reshape(-1, x.shape[-1])
-    places = torch.linspace(0, max(0, len(vectors) - 1), min(_SAMPLE, len(vectors))).long()
-    return _Seen(name, number, x.shape, vectors[places.to(x.device)].cpu())
+def _sums(total: _Seen, outputs: Sequence[_Seen], recent: Sequence[_Seen]) -> Iterator[tuple[tuple[_Seen, ...], str]]:
+    """Outputs, in the order in which they came, that make the total with a stream; and the last module before them
+    that was given this stream.
+    """
+    alike = [output for output in outputs if total.is_as_large_as(output)]
+    taken: set[str] = set()
+    for together in (*((output,) for output in alike), *combinations(alike, 2)):
+        names = {output.name for output in together}
+        if not names & taken and (stream := _stream_of(total, together, recent)):
+            taken |= names
+            yield together, stream
 
 
-def _other_summand(total: _Seen, output: _Seen, recent: Sequence[_Seen], blocks: Sequence[str]) -> str | None:
-    """The last module before the layer that was given what the total has besides the layer's outputs."""
-    if not total.is_as_large_as(output):
+def _stream_of(total: _Seen, outputs: tuple[_Seen, ...], recent: Sequence[_Seen]) -> str | None:
+    if not all(output.lies_beside(outputs[0]) for output in outputs):
         return None
-    block = _block_of(output.name, blocks)
     for one in reversed(recent):
-        if one.number > output.number or one.shape != output.shape or _block_of(one.name, blocks) != block:
-            continue
-        if torch.equal(one.vectors + output.vectors, total.vectors):
-            return one.name
+        if one.number <= outputs[0].number and one.lies_beside(outputs[0]):
+            if _is_sum(total.vectors, one.vectors, *(output.vectors for output in outputs)):
+                return one.name
     return None
 
 
-def _block_of(name: str, blocks: Sequence[str]) -> str | None:
-    return next((block for block in blocks if f"{name}.".startswith(f"{block}.")), None)
+def _is_sum(total: Tensor, *parts: Tensor) -> bool:
+    """To the bit, in any order: rounded sums of three depend on it."""
+    if len(parts) == 2:
+        return torch.equal(parts[0] + parts[1], total)
+    a, b, c = parts
+    return any(torch.equal(x + y + z, total) for x, y, z in ((a, b, c), (a, c, b), (b, c, a)))
