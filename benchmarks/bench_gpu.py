@@ -9,7 +9,6 @@ Speeds are ratios: 2 is twice as fast as dense. Exit code 1 where a target is mi
 
 import argparse
 import json
-import os
 import platform
 import sys
 import time
@@ -20,6 +19,8 @@ import torch
 from cpu_cases import Case
 from gpu_cases import Machine, device, measure, on_gpu
 from gpu_models import decoding_row, inference_row, training_rows
+
+from gblr.experiments.provenance import code_commit
 
 SQUARE = Case(4096, 4096, 0.25, block_rank=64, align=64)
 WIDE = Case(11008, 4096, 0.25, block_rank=64, align=64)
@@ -150,7 +151,7 @@ def main() -> int:
     record = {
         "command": "python benchmarks/bench_gpu.py --out docs/results/gpu.json",
         "what": "speed of hardened layers and of training on a GPU, bfloat16, CUDA graphs, medians",
-        "commit": os.environ.get("GBLR_COMMIT", ""),
+        "commit": code_commit(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if on_gpu() else platform.machine(),
         "tflops": round(machine.mults_per_second * 2e-12, 1),

@@ -14,7 +14,6 @@ and taken over there. Medians of turns: every variant once, then all again.
 import argparse
 import fnmatch
 import json
-import os
 import shlex
 import statistics
 import sys
@@ -40,6 +39,7 @@ from language_models import (
 from torch import Tensor
 
 from gblr.conversion.timing import captured, interleaved
+from gblr.experiments.provenance import code_commit
 from gblr.experiments.smollm2_wikitext import COSTS
 from gblr.ops.native import cpu_kernels
 
@@ -178,7 +178,7 @@ def record_of(
     return {
         "command": command(args),
         "what": f"tokens per second of {'a tiny model' if args.smoke else 'SmolLM2-135M'}, batch 1, {how}, medians",
-        "commit": os.environ.get("GBLR_COMMIT", ""), "torch": torch.__version__,
+        "commit": code_commit(), "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if setting.on_gpu else f"{cpu_model()}, {cpu_kernels()} kernels",
         "rows": list(rows), "seconds": round(seconds),
     }  # fmt: skip

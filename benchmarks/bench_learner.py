@@ -10,7 +10,6 @@ CUDA graph.
 import argparse
 import itertools
 import json
-import os
 import platform
 import statistics
 import time
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 import gblr
+from gblr.experiments.provenance import code_commit
 from gblr.models.vit import ViT
 
 CONVERTED = gblr.linear_layers(include=("query", "key", "value", "fc1", "fc2"))
@@ -43,7 +43,7 @@ def main() -> None:
     content = {
         "command": "python benchmarks/bench_learner.py",
         "what": "time of a ViT-Base training step with and without the learner (batch 128, bf16)",
-        "commit": os.environ.get("GBLR_COMMIT", ""),
+        "commit": code_commit(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "rows": rows,

@@ -17,7 +17,6 @@ import json
 import os
 import random
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +27,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import gblr
+from gblr.experiments.provenance import code_commit
 
 COSTS = (0.7, 0.5, 0.3)
 METHODS: dict[str, Any] = {
@@ -259,12 +259,10 @@ def read_columns(folder: Path, split: str) -> dict[str, list[Any]]:
 def load_result(file: Path, device: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"rows": []}
     gpu = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = os.environ.get("GBLR_COMMIT") or subprocess.run(git, capture_output=True, text=True).stdout.strip()
     command = "python examples/compress_minilm.py --model DIR --data DIR"
     if "--fits" in sys.argv:
         command += " " + shlex.join(sys.argv[sys.argv.index("--fits") :])
-    meta = {"command": command, "device": gpu, "torch": torch.__version__, "commit": commit, "seed": 0}
+    meta = {"command": command, "device": gpu, "torch": torch.__version__, "commit": code_commit(), "seed": 0}
     return {**meta, **{k: v for k, v in found.items() if k not in meta}}
 
 

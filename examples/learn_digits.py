@@ -10,7 +10,6 @@ repository).
 
 import argparse
 import json
-import os
 import statistics
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 import gblr
 from gblr.data.digits import load_digits
 from gblr.data.images import ImageBatches
+from gblr.experiments.provenance import code_commit
 from gblr.models.vit import ViT
 
 COST = 0.2  # of the multiplications of the converted layers
@@ -50,7 +50,7 @@ def main() -> None:
     content = {
         "command": f"python examples/learn_digits.py --seeds {args.seeds}",
         "what": "test accuracy (360 images) of a ViT on scikit-learn's digits; costs of the converted layers",
-        "commit": os.environ.get("GBLR_COMMIT", ""),
+        "commit": code_commit(),
         "torch": torch.__version__,
         "device": f"CPU, {torch.get_num_threads()} threads",
         "rows": rows,

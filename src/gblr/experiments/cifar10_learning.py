@@ -29,6 +29,7 @@ from gblr.conversion.filters import linear_layers
 from gblr.conversion.harden import harden_
 from gblr.data.cifar import MEAN, STD, load_cifar10
 from gblr.data.images import ImageBatches, ImageSet
+from gblr.experiments.provenance import code_commit
 from gblr.experiments.step import GraphAdamW, Step, lr_share, made_fast_, uncompiled
 from gblr.experiments.store import write
 from gblr.experiments.structures import restore_variances_, standard_deviations
@@ -235,8 +236,9 @@ def prepare(data: Path, out: Path) -> None:
 def one(name: str, run: Run, out: Path) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images, labels, test_images, test_labels = torch.load(out / "cifar10.pt", weights_only=True)
+    commit = code_commit()
     row = perform(run, ImageSet(images, labels).to(device), ImageSet(test_images, test_labels).to(device))
-    row["commit"] = os.environ.get("GBLR_COMMIT", "")
+    row["commit"] = commit
     write(out / f"{name}.json", {"name": name} | row)
     print(json.dumps({"name": name} | row), flush=True)
     return 0

@@ -19,6 +19,7 @@ import torch
 
 from gblr.experiments.check import check
 from gblr.experiments.field import Field, Paused, Place
+from gblr.experiments.provenance import code_commit
 from gblr.experiments.run import TWIN, Recipe
 from gblr.experiments.store import Record, Store, by_rate, plain
 from gblr.workflows.measuring import PRECISIONS
@@ -168,9 +169,10 @@ def perform(recipe: Recipe, field: Field, name: str, run: Any, task: Any, store:
         print("starts anew: it was paused with other settings, or another rate", flush=True)
         place.forget()
     place.note(plain(run.to_dict()))
+    commit = code_commit()
     result = field.make(run, task, replace(place, say=lambda line: print(line, flush=True)))
     head: Record = {"name": name, "recipe": recipe.name, "config": run.to_dict(), "seed": run.seed}
-    head |= {"commit": os.environ.get("GBLR_COMMIT", ""), "device": _device_name(place.device)}
+    head |= {"commit": commit, "device": _device_name(place.device)}
     head |= {"torch": torch.__version__} | ({"rate_trials": trials} if trials else {})
     record = head | result.record
     if run.method == "dense" and not run.source and (not run.held_out or name.startswith(TWIN)):  # others start from it
