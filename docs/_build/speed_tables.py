@@ -198,7 +198,9 @@ SPEED_COMMANDS = {
     "calibration.json": (
         "python benchmarks/bench_calibration.py --model FILE.gguf --data DIR --out docs/results/calibration.json"
     ),
-    "residual.json": "python benchmarks/bench_residual.py --model FILE.gguf --data DIR --out docs/results/residual.json",
+    "residual.json": (
+        "python benchmarks/bench_residual.py --model FILE.gguf --data DIR --out docs/results/residual.json"
+    ),
     "masks.json": "python benchmarks/bench_masks.py --out docs/results/masks.json",
     "learner.json": "python benchmarks/bench_learner.py --out docs/results/learner.json",
     "onnx.json": "python benchmarks/bench_onnx.py --out docs/results/onnx.json",

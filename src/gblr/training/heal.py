@@ -57,7 +57,8 @@ def heal_(
 
     `batches` are inputs as the model is called with, without labels; a sequence, as they are read several times. First
     the structured layers are refitted one after the other, each to the dense layer's outputs on the inputs that the
-    compressed model gives it (`layers=False` skips this). `sensitivity` weighs outputs as in `convert_`; what the
+    compressed model gives it, or to the dense model's sum where these outputs are added to a stream that passes the
+    layer by (`layers=False` skips this). `sensitivity` weighs outputs as in `convert_`; what the
     report of that call has need not be measured again. Then, with a `config`, the whole model is trained to the
     teacher's outputs: logits by their Kullback-Leibler divergence at `temperature`, hidden states by their relative
     squared error; `match="auto"` takes logits where the output has them.
