@@ -44,6 +44,16 @@ def test_blocks_are_measured_in_the_precision_that_was_asked_for(gblr, texts, tm
     assert ended.code == 0 and torch.bfloat16 in dtypes, ended.err
 
 
+def test_layers_are_refitted_if_asked(gblr, texts, tmp_path):
+    write_language_model(tmp_path / "dense")
+    tokens, outputs = torch.tensor([[5, 6, 7]]), []
+    for out, more in (("fitted", ()), ("refitted", ("--heal",))):
+        ended = gblr("compress", "dense", "--data", texts, *OPTIONS, *more, "--out", out)
+        assert ended.code == 0 and ("refitted" in " ".join(ended.out.split())) == bool(more), ended.err
+        outputs.append(from_pretrained(tmp_path / out / "model")(input_ids=tokens).logits)
+    assert outputs[1].isfinite().all() and not torch.allclose(*outputs, atol=1e-3)
+
+
 def test_without_calibration_no_text_is_read(gblr, tmp_path):
     write_language_model(tmp_path / "dense")
     ended = gblr("compress", "dense", "--data", "none", *OPTIONS[:-1], 0, "--out", "run")
@@ -71,7 +81,7 @@ def test_a_stopped_run_continues(gblr, texts, tmp_path, monkeypatch):
     [
         (("dense", "--train", 1), "leave out --train"),
         (("dense", "--baseline", "monarch"), "--baseline"),
-        (("dense", "--heal"), "--heal"),
+        (("dense", "--heal", "--calibration", 0), "--heal needs a trained model and calibration inputs"),
         (("dense", "--sensitivity"), "--sensitivity"),
         (("dense", "--max-eval", 8), "leave out --max-eval"),
         (("nowhere",), "Download the model first"),

@@ -1,4 +1,4 @@
-"""A process that streams a model: `python -m tests.conversion.stream_worker SOURCE OUT CONFIG [cal] [options]`.
+"""A process that streams a model: `python -m tests.conversion.stream_worker SOURCE OUT CONFIG [cal] [refit]`.
 
 LIMIT in the environment: how many bytes more than the interpreter and its libraries may be taken, of the data segment.
 KILL: this process kills itself once that many layers are fitted; KILL_RANK: only that one of several.
@@ -31,7 +31,9 @@ def main(arguments: list[str]) -> None:
 
         convert_(AutoModelForCausalLM.from_pretrained(source), CONFIGS[name], calibration=batches)
     else:
-        streaming.convert_streaming(source, out, CONFIGS[name], calibration=batches, timeout=8.0)
+        streaming.convert_streaming(
+            source, out, CONFIGS[name], calibration=batches, timeout=8.0, refit="refit" in options
+        )
     print("done")
 
 

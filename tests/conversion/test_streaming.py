@@ -1,5 +1,6 @@
 """Streaming does what `convert_`, `harden_` and `save_pretrained` do, in little memory; it survives being killed."""
 
+import copy
 import json
 import shutil
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from gblr.conversion import streaming
+from gblr.conversion import stream_refit, streaming
 from gblr.conversion.checkpoint import from_pretrained, save_pretrained
 from gblr.conversion.convert import convert_
 from gblr.conversion.filters import linear_layers
@@ -20,6 +21,7 @@ from gblr.fitting.config import BlastConfig, GaudiConfig, LowRankConfig
 from gblr.layers.split import SplitLinear
 from gblr.layers.structured import MatrixModule
 from gblr.matrices.packed import PackedGBLR
+from gblr.training.heal import heal_
 from tests.conversion.converted import bert, gpt2, llama, output, vit
 from tests.conversion.streamed import make_batches, run, run_together, write_llama
 
@@ -171,6 +173,83 @@ def test_base_model_weights_are_found_under_the_prefix_of_a_head(tmp_path):
     model = gpt2()
     converted(model, LOW_RANK)
     assert_close(output(from_pretrained(tmp_path / "out")), output(model))
+
+
+# -- refits ------------------------------------------------------------------------------------------------------------
+
+
+IN_BLOCKS = linear_layers(exclude=("pooler",))
+
+
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [(llama, GAUDI), (llama, LOW_RANK), (gpt2, LOW_RANK), (bert, LOW_RANK), (llama, BLAST)],
+    ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
+)
+def test_refitted_layers_are_those_of_heal(make, config, tmp_path):
+    dense, batches = make(), make_batches()
+    dense.save_pretrained(tmp_path / "source", max_shard_size="20KB")
+    report = convert_streaming(tmp_path / "source", tmp_path / "out", config, IN_BLOCKS, batches, refit=True)
+    model = copy.deepcopy(dense)
+    expected = convert_(model, config, IN_BLOCKS, batches)
+    fitted = output(model)
+    healed = {row.layer: row.error for row in heal_(model, dense, batches, structure="free").layers}
+    if isinstance(config, GaudiConfig):
+        harden_(model)
+    found = from_pretrained(tmp_path / "out")
+    ours, theirs = weights(found), weights(model)
+    assert ours.keys() == theirs.keys() and len(ours) >= 8
+    for name in ours:
+        assert_close(ours[name], theirs[name], atol=5e-3, rtol=0, msg=name)
+    assert_close(output(found), output(model), atol=5e-3, rtol=0)
+    assert (output(found) - fitted).abs().max() > 0.01
+    assert list(report) == list(expected) and [row.layer for row in report.rows] == [r.layer for r in expected.rows]
+    errors = [row.error for row in report.rows if row.converted]
+    of_parts = [healed[row.layer.partition("[")[0]] for row in report.rows if row.converted]
+    assert errors == pytest.approx(of_parts, abs=2e-3)
+    assert str(report).count("refitted") == 1
+    save_pretrained(model, tmp_path / "expected")
+    assert_same_format(tmp_path / "out", tmp_path / "expected")
+
+
+@pytest.mark.parametrize("step", ["refit_layers_", "write_layer"])  # as a block begins; as its layers are written
+def test_a_run_stopped_in_a_refit_goes_on(step, source, tmp_path, monkeypatch):
+    def go(folder):
+        return convert_streaming(source, tmp_path / folder, LOW_RANK, calibration=make_batches(), refit=True)
+
+    expected = go("expected")
+    called, function, stops_at = [], getattr(stream_refit, step), {"refit_layers_": 1, "write_layer": 9}[step]
+
+    def stopping(*args, **options):
+        called.append(args)
+        if len(called) == stops_at + 1:
+            raise KeyboardInterrupt
+        return function(*args, **options)
+
+    monkeypatch.setattr(stream_refit, step, stopping)
+    with pytest.raises(KeyboardInterrupt):
+        go("out")
+    fitted = []
+    monkeypatch.setattr(streaming, "fit_piece", lambda config, jobs: fitted.append(jobs))
+    report = go("out")
+    assert not fitted, "all layers were fitted before"
+    assert_same_checkpoint(tmp_path / "out", tmp_path / "expected")
+    assert [(row.what, row.error) for row in report.rows] == [(row.what, row.error) for row in expected.rows]
+
+
+def test_processes_share_the_fits_of_a_model_that_is_refitted(source, tmp_path):
+    codes = run_together(source, tmp_path / "out", "low rank", "cal", "refit", processes=2)
+    assert codes == [0, 0]
+    convert_streaming(source, tmp_path / "expected", LOW_RANK, calibration=make_batches(), refit=True)
+    assert_same_checkpoint(tmp_path / "out", tmp_path / "expected")
+
+
+def test_a_refit_needs_inputs_and_a_folder_of_its_own(source, tmp_path):
+    with pytest.raises(ValueError, match="pass `calibration` batches"):
+        convert_streaming(source, tmp_path / "out", LOW_RANK, refit=True)
+    convert_streaming(source, tmp_path / "out", LOW_RANK, calibration=make_batches())
+    with pytest.raises(OtherConversion, match="config was"):
+        convert_streaming(source, tmp_path / "out", LOW_RANK, calibration=make_batches(), refit=True)
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------

@@ -133,13 +133,13 @@ def convert_measured_(model: nn.Module, config: Config, sources: Sequence[Source
     else:
         set_budgets(config, jobs)
         _fit(config, jobs)
-    layers = [_build(config, source, [job for job in jobs if job.source is source]) for source in sources]
+    layers = [build_converted(config, source, [job for job in jobs if job.source is source]) for source in sources]
     for source, layer in zip(sources, layers, strict=True):
         replace_layer(model, source.name, layer)
     return [
         report_row(job, part)
         for source, layer in zip(sources, layers, strict=True)
-        for job, part in _parts(source, layer, jobs)
+        for job, part in zip((job for job in jobs if job.source is source), parts_of(layer), strict=True)
     ]
 
 
@@ -310,7 +310,8 @@ def _empty_gaudi(
     return layer
 
 
-def _build(config: Config, source: Source, jobs: Sequence[Job]) -> nn.Module:
+def build_converted(config: Config, source: Source, jobs: Sequence[Job]) -> nn.Module:
+    """The layer that takes the place of the source: what `convert_` makes."""
     layers = []
     for job in jobs:
         if job.matrix is None:  # scratch
@@ -324,8 +325,8 @@ def _build(config: Config, source: Source, jobs: Sequence[Job]) -> nn.Module:
     return layers[0] if len(layers) == 1 else SplitLinear(layers, source.runs)
 
 
-def build_structured(config: Config, source: Source, jobs: Sequence[Job]) -> tuple[nn.Module, list[nn.Module]]:
-    """A layer for inference and its parts: what `convert_` and `harden_` make, without the trainable one between."""
+def build_structured(config: Config, source: Source, jobs: Sequence[Job]) -> nn.Module:
+    """A layer for inference: what `convert_` and `harden_` make, without the trainable one between."""
     parts: list[nn.Module] = []
     for job in jobs:
         assert job.matrix is not None
@@ -338,13 +339,12 @@ def build_structured(config: Config, source: Source, jobs: Sequence[Job]) -> tup
         else:
             layer = build_layer(config, packed, job.bias, source.geometry)
         parts.append(layer)
-    return (parts[0] if len(parts) == 1 else SplitLinear(parts, source.runs)), parts
+    return parts[0] if len(parts) == 1 else SplitLinear(parts, source.runs)
 
 
-def _parts(source: Source, layer: nn.Module, jobs: Sequence[Job]) -> list[tuple[Job, nn.Module]]:
-    mine = [job for job in jobs if job.source is source]
-    parts = list(layer.parts) if isinstance(layer, SplitLinear) else [layer]
-    return list(zip(mine, parts, strict=True))
+def parts_of(layer: nn.Module) -> list[nn.Module]:
+    """Its matrices: several of a fused projection."""
+    return list(layer.parts) if isinstance(layer, SplitLinear) else [layer]
 
 
 def report_row(job: Job, layer: Any) -> Row:
@@ -354,13 +354,13 @@ def report_row(job: Job, layer: Any) -> Row:
         mults = 0 if structure is None else layer.num_mults
         what = f"Gaudi, {live} of {layer.num_blocks} blocks of rank {layer.block_rank}"
     else:
-        mults, what = layer.matrix.num_mults, _describe(layer.matrix)
+        mults, what = layer.matrix.num_mults, describe(layer.matrix)
     return Row(
         job.name, (job.weight.shape[0], job.weight.shape[1]), what, job.error, job.dense_mults, mults, job.seconds
     )
 
 
-def _describe(matrix: StructuredMatrix) -> str:
+def describe(matrix: StructuredMatrix) -> str:
     name = type(matrix).__name__.removesuffix("Matrix")
     rank, num_blocks = getattr(matrix, "rank", None), getattr(matrix, "num_blocks", None)
     if isinstance(matrix, PackedGBLR):

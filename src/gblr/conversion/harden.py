@@ -45,7 +45,7 @@ def harden_(model: nn.Module, example_inputs: Any = None, plan: Plan = "auto", c
     """
     if plan not in get_args(Plan):
         raise ValueError(f"`plan` must be one of {get_args(Plan)}; got {plan!r}.")
-    targets = {name: module for name, module in model.named_modules() if _can_harden(module)}
+    targets = {name: module for name, module in model.named_modules() if can_harden(module)}
     if not targets:
         raise ValueError("the model has no Gaudi or GBLR layer to harden; convert it first with `convert_`.")
     if "" in targets and not getattr(model, "is_packed", False):
@@ -107,7 +107,8 @@ def densify_(model: nn.Module) -> Report:
     return Report(rows, list(layers), "made dense")
 
 
-def _can_harden(module: nn.Module) -> bool:
+def can_harden(module: nn.Module) -> bool:
+    """Whether `harden_` makes another layer of it, or plans it anew."""
     return isinstance(module, GaudiModule) or (
         isinstance(module, MatrixModule) and isinstance(module._template, (GBLRMatrix, PackedGBLR))
     )

@@ -137,6 +137,14 @@ def filled_layers(manifest: Mapping[str, Any], values: Mapping[str, Tensor]) -> 
         yield name, layer
 
 
+def filled_layer(name: str, spec: Mapping[str, Any], values: Mapping[str, Tensor], device: torch.device) -> nn.Module:
+    """One layer, ready to run; `values` has its tensors by the names that they have in the model."""
+    layer = build_layer(dict(spec))
+    _put_all(layer, name, {"aliases": {}}, values, device, {})
+    _make_ready(layer, device)
+    return layer
+
+
 def fill(
     model: nn.Module,
     replacements: Mapping[str, nn.Module],
@@ -154,8 +162,13 @@ def fill(
         replace_layer(model, name, layer)
     _put_all(model, "", manifest, values, device, made)
     _put_unsaved(model, manifest, values, device)
-    _build_tables(model, device)
-    for module in model.modules():
+    _make_ready(model, device)
+
+
+def _make_ready(root: nn.Module, device: torch.device) -> None:
+    """What layers keep beside their numbers."""
+    _build_tables(root, device)
+    for module in root.modules():
         if isinstance(module, MatrixModule):
             module.prepare()
 

@@ -2,8 +2,9 @@
 
 out/streaming.json                      the arguments; once it is finished, the report too
 out/.streaming/inputs/00000.pt          a calibration batch: what each block is called with besides hidden states
-out/.streaming/hidden-003/00000.pt      the hidden states that block 3 is given
-out/.streaming/unit-003/                block 3 on its way: Gram matrices, fitted layers
+out/.streaming/hidden-003/00000.pt      the hidden states that block 3 is given in the dense model
+out/.streaming/converted-003/00000.pt   and, where layers are refitted, in the converted one
+out/.streaming/unit-003/                block 3 on its way: Gram matrices, fitted layers, refitted ones
 out/.streaming/unit-003.safetensors     block 3 done; unit-003.json says what is in it
 out/.streaming/alive-1, failed-1.json   process 1 of several
 
@@ -151,8 +152,8 @@ class StreamFolder:
     def inputs(self, batch: int) -> Path:
         return self.work / "inputs" / f"{batch:05d}.pt"
 
-    def hidden(self, block: int, batch: int) -> Path:
-        return self.work / f"hidden-{block:03d}" / f"{batch:05d}.pt"
+    def hidden(self, block: int, batch: int, converted: bool = False) -> Path:
+        return self.work / f"{'converted' if converted else 'hidden'}-{block:03d}" / f"{batch:05d}.pt"
 
     def remove_work(self) -> None:
         """Again, if another process gives its last sign of life just then: a folder is removed only if it is empty."""

@@ -10,31 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gblr.atomic import appearing, write_json
 from gblr.conversion.blocks import Blocks, find_blocks
 from gblr.conversion.calibrate import Statistics
 from gblr.conversion.choosing import choose
 from gblr.conversion.convert import (
+    build_converted,
     build_structured,
     fit_piece,
     make_jobs,
+    parts_of,
     report_row,
     report_title,
     set_budgets,
 )
 from gblr.conversion.filters import Filter, NameFilter, linear_layers
-from gblr.conversion.layer_spec import layer_spec
 from gblr.conversion.model_files import ModelFiles, open_model_files
 from gblr.conversion.report import Report, Row
 from gblr.conversion.sources import Source, check_weights, read_source
 from gblr.conversion.stream_folder import CLAIM, StreamFolder, read_json
 from gblr.conversion.stream_output import finish, write_unit
+from gblr.conversion.stream_refit import Refits, write_layer
 from gblr.conversion.stream_statistics import Calibration, read_statistics
-from gblr.conversion.tensor_files import checksum, write_tensors
-from gblr.fitting.config import Config, GaudiConfig
+from gblr.conversion.tensor_files import checksum
+from gblr.fitting.config import TRAINABLE_GROWTH, Config, GaudiConfig
 from gblr.progress import progress
-
-_NO_LIMIT = 1 << 62
 
 
 def convert_streaming(
@@ -46,6 +45,7 @@ def convert_streaming(
     split_fused: bool = True,
     device: torch.device | str | None = None,
     timeout: float = 120.0,
+    refit: bool = False,
 ) -> Report:
     """Converts the transformers model of `source_dir` into `out_dir`, with one of its blocks in memory at a time.
 
@@ -55,10 +55,14 @@ def convert_streaming(
     the processes share the layers of a block; one that gives no sign of life for `timeout` seconds is taken for dead.
     `device` is a GPU of its own for each process if there are any.
 
+    `refit` goes on as `gblr.heal_(model, dense, calibration, structure="free")` would between the two: the layers of
+    each block are fitted once more, to the dense model's outputs on the inputs that the converted model gives them.
+    Layers outside the blocks are not.
+
         convert_streaming("llama-70b", "llama-70b-half", gblr.GaudiConfig(0.5, block_rank=16), calibration=batches)
     """
     source, out = Path(source_dir).resolve(), Path(out_dir).resolve()
-    _check_arguments(source, out, config)
+    _check_arguments(source, out, config, refit and calibration is None)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     model, files = open_model_files(source)
     where = linear_layers() if where is None else where
@@ -68,12 +72,12 @@ def convert_streaming(
     if batches is not None and not batches:
         raise ValueError("`calibration` is empty; leave it out to fit without.")
     folder = StreamFolder(out, rank, world, timeout)
-    claim = _claim(files, config, sources, batches)
+    claim = _claim(files, config, sources, batches, refit)
     stored = folder.check(claim)
     if stored is None or "report" not in stored:
         folder.claim(claim)
         with folder.at_work():
-            _Conversion(model, files, config, blocks, batches, split_fused, folder, _device(device)).run()
+            _Conversion(model, files, config, blocks, batches, split_fused, folder, _device(device), refit).run()
             if rank:
                 folder.wait(folder.is_finished, "the end")
         stored = read_json(out / CLAIM)
@@ -81,7 +85,8 @@ def convert_streaming(
         folder.remove_work()
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
     rows = _in_order([Row(**row | {"shape": tuple(row["shape"])}) for row in stored["report"]], sources)
-    return Report([*rows, *skipped], [s.name for s in sources], report_title(config, calibration), notes)
+    title = report_title(config, calibration) + ", refitted" * refit
+    return Report([*rows, *skipped], [s.name for s in sources], title, notes)
 
 
 class _Conversion:
@@ -89,13 +94,15 @@ class _Conversion:
 
     def __init__(
         self, model: Any, files: ModelFiles, config: Config, blocks: Blocks, batches: list[Any] | None,
-        split_fused: bool, folder: StreamFolder, device: torch.device,
+        split_fused: bool, folder: StreamFolder, device: torch.device, refit: bool,
     ):  # fmt: skip
         self.model, self.files, self.config, self.blocks = model, files, config, blocks
         self.split_fused, self.folder, self.device = split_fused, folder, device
         self.calibration = (
             None if batches is None else Calibration(model, blocks, files, batches, folder, device)
         )  # fmt: skip
+        growth = config.max_growth if isinstance(config, GaudiConfig) else TRAINABLE_GROWTH
+        self.refits = Refits(model, blocks, files, batches or [], folder, device, growth) if refit else None
         self.units = [*(blocks.sources[name] for name in blocks.names), blocks.outside]
 
     def run(self) -> None:
@@ -119,6 +126,8 @@ class _Conversion:
         if self.folder.rank == 0:
             markers = [_marker(self.folder.unit(number), sources, source) for source in sources]
             self.folder.wait(lambda: all(marker.is_file() for marker in markers), f"layers of block {number}")
+            if self.refits is not None and number < len(self.blocks.names):
+                markers = self.refits.refit(number, markers)
             write_unit(self.model, self.files, self.blocks, number, markers, self.folder)
         tick()
 
@@ -174,25 +183,22 @@ class _Conversion:
             source = read_source(self.model, meta.name, module, self.split_fused)
             source = dataclasses.replace(source, **_moved(source, self.device))
             check_weights([source])
-            layer, rows = self._fitted(source, {} if statistics is None else {meta.name: statistics})
+            trainable = self.refits is not None and number < len(self.blocks.names)
+            layer, rows = self._fitted(source, {} if statistics is None else {meta.name: statistics}, trainable)
         finally:
             module._parameters.update(kept)
-        tensors = {f"{meta.name}.{leaf}": tensor for leaf, tensor in layer.state_dict().items()}
-        file = marker.with_suffix(".safetensors").name
-        with appearing(marker.with_suffix(".safetensors")) as new:
-            records = write_tensors(tensors, new.parent, new.name, _NO_LIMIT, narrow=(meta.name,))
-        for record in records.values():
-            record["file"] = file
-        found = {"name": meta.name, "spec": layer_spec(layer), "records": records, "rows": [vars(row) for row in rows]}
-        write_json(marker, found)
+        write_layer(marker, meta.name, layer, rows)
 
-    def _fitted(self, source: Source, statistics: dict[str, Statistics]) -> tuple[nn.Module, list[Row]]:
+    def _fitted(
+        self, source: Source, statistics: dict[str, Statistics], trainable: bool
+    ) -> tuple[nn.Module, list[Row]]:
+        """For inference, or as a refit needs it."""
         jobs = make_jobs([source], statistics)
         set_budgets(self.config, jobs)
         for job in jobs:
             fit_piece(self.config, [job])
-        layer, parts = build_structured(self.config, source, jobs)
-        return layer, [report_row(job, part) for job, part in zip(jobs, parts, strict=True)]
+        layer = (build_converted if trainable else build_structured)(self.config, source, jobs)
+        return layer, [report_row(job, part) for job, part in zip(jobs, parts_of(layer), strict=True)]
 
 
 def _work(source: Source) -> float:
@@ -207,7 +213,9 @@ def _marker(unit: Path, sources: Sequence[Source], source: Source) -> Path:
     return unit / f"layer-{[s.name for s in sources].index(source.name):05d}.json"
 
 
-def _check_arguments(source: Path, out: Path, config: Config) -> None:
+def _check_arguments(source: Path, out: Path, config: Config, refits_without_inputs: bool) -> None:
+    if refits_without_inputs:
+        raise ValueError("`refit` fits layers to what they are given: pass `calibration` batches, or leave it out.")
     if config.allocation != "uniform":
         raise ValueError(
             f"streaming gives every layer the same cost: allocation {config.allocation!r} would have to see all layers "
@@ -221,13 +229,15 @@ def _check_arguments(source: Path, out: Path, config: Config) -> None:
         raise ValueError(f"`source_dir` {source} must lie outside `out_dir` {out}.")
 
 
-def _claim(files: ModelFiles, config: Config, sources: Sequence[Source], batches: list[Any] | None) -> dict[str, Any]:
+def _claim(
+    files: ModelFiles, config: Config, sources: Sequence[Source], batches: list[Any] | None, refit: bool
+) -> dict[str, Any]:
     """All that decides the outcome, in a form that can be compared."""
     names = sorted({entry.file for entry in files.entries.values()})
     layers = [f"{s.name}:{s.part_sizes}" + (f" in {s.runs} runs" if s.runs > 1 else "") for s in sources]
     return {
         "source": [[file.name, file.stat().st_size] for file in names],
-        "config": repr(config),
+        "config": repr(config) + ", refitted" * refit,
         "layers": f"{len(layers)} with checksum {zlib.crc32(repr(layers).encode()):08x}",
         "calibration": None
         if batches is None

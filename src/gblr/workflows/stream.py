@@ -1,4 +1,5 @@
-"""`gblr compress --stream`: a model of Hugging Face that is larger than memory, fitted without ever loading it.
+"""`gblr compress --stream`: a model of Hugging Face that is larger than memory, fitted without ever loading it, and
+refitted by `--heal`.
 
 out/settings.json       what was asked for; the same command continues, another one is refused
 out/model/              the result, as `gblr.save_pretrained` writes it, and the tokenizer
@@ -56,15 +57,15 @@ def stream(settings: Settings, out: Path, say: Say = print) -> Report:
     if note := note_on(settings.precision, device := "cuda" if torch.cuda.is_available() else "cpu"):
         say(note)
     with claimed(out, settings) if first else nullcontext(), measuring(settings.precision, device):
-        report = convert_streaming(source, out / "model", config, where_of(settings), batches)
+        report = convert_streaming(source, out / "model", config, where_of(settings), batches, refit=settings.heal)
     if first and loaded.tokenizer is not None and hasattr(loaded.tokenizer, "save_pretrained"):
         loaded.tokenizer.save_pretrained(out / "model")
     return report
 
 
 def check(settings: Settings) -> None:
-    if settings.epochs or settings.baselines or settings.heal or settings.sensitivity:
-        raise ValueError("--stream fits and nothing more: leave out --train, --heal, --sensitivity and --baseline.")
+    if settings.epochs or settings.baselines or settings.sensitivity:
+        raise ValueError("--stream fits, and refits by --heal: leave out --train, --sensitivity and --baseline.")
     if settings.max_eval is not None:
         raise ValueError("--stream measures nothing: leave out --max-eval.")
     if not Path(settings.model).expanduser().is_dir():
