@@ -79,10 +79,11 @@ def refit_layers_(
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
                 seen, before = collect_pairs(*runs, names, repeated, tick, streams), structured_layers(model)
+                again = {name: seen[name] for name in names if name in repeated}
                 done = _refit_set(model, teacher, names, seen, structure, rows, max_growth)
-                if again := [name for name in names if name in repeated]:
-                    after = collect_pairs(*runs, again, repeated)
-                    worse = [name for name in again if _is_worse(model, before, name, seen, after, rows)]
+                if again:
+                    after = collect_pairs(*runs, list(again), repeated)
+                    worse = [name for name in again if _is_worse(model, before, name, again, after, rows)]
                     replace_everywhere(model, {model.get_submodule(name): before[name] for name in worse})
                     done = [replace(row, error=row.error_before) if row.layer in worse else row for row in done]
                 found += done
@@ -148,12 +149,12 @@ def _refit_set(
     model: nn.Module, teacher: nn.Module, names: Sequence[str], seen: dict[str, Halves], structure: Freedom,
     sensitivity: Mapping[str, Tensor], max_growth: float,
 ) -> list[Refitted]:  # fmt: skip
-    """Layers with the same input, which can be fitted together."""
+    """Layers with the same input, which can be fitted together. What was `seen` is taken out as it is used."""
     layers: list[Any] = [model.get_submodule(name) for name in names]
     for name in names:
         _check_finite(name, seen[name])
     parts = [
-        _parts(layer, teacher, name, seen[name], sensitivity.get(name))
+        _parts(layer, teacher, name, seen.pop(name), sensitivity.get(name))
         for layer, name in zip(layers, names, strict=True)
     ]
     refit_parts([part for of_layer in parts for part in of_layer], structure, max_growth)

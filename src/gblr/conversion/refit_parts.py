@@ -1,7 +1,7 @@
 """The fits of `refit.py`: structured matrices, those of one shape together, to goals on the inputs that were seen."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -43,7 +43,8 @@ _SWEEPS = 4  # over the blocks, where only their contents move
 
 @dataclass
 class Part:
-    """One matrix of the model: its layer, the dense weight, and what was seen of its inputs and goals.
+    """One matrix of the model: its layer, the dense weight, and what was seen of its inputs and goals (`halves`, which
+    are not kept: they take several times the memory of the weight).
 
     `refit_parts` puts a new layer in the place of `layer`. `errors` are the squared errors of the outputs before and
     after, and `size` that of the outputs, all around what the goal would give and weighted by the `sensitivity`
@@ -52,15 +53,15 @@ class Part:
 
     layer: Any
     dense: Float[Tensor, "out in"]
-    halves: Halves
+    halves: InitVar[Halves]
     sensitivity: Float[Tensor, " out"] | None = None
     errors: list[float] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.moments = self.halves.whole()
-        biased = self.layer.bias is not None
-        used = self.moments.centred() if biased else self.moments
-        self.goal = goal(self.dense.double(), self.halves.centred() if biased else self.halves, used)
+    def __post_init__(self, halves: Halves) -> None:
+        whole, biased = halves.whole(), self.layer.bias is not None
+        self.mean_input, self.mean_output = (sums / max(1, whole.count) for sums in (whole.inputs, whole.outputs))
+        used = whole.centred() if biased else whole
+        self.goal = goal(self.dense.double(), halves.centred() if biased else halves, used)
         self.gram = prepare_gram(used.gram[None])[0]
         self.matrix = _matrix(self.layer)
         rows = torch.ones_like(self.goal[:, 0]) if self.sensitivity is None else row_factors(self.sensitivity)
@@ -91,9 +92,8 @@ class Part:
             fitted, self.errors[1] = self.matrix, self.errors[0]
         bias = None
         if self.layer.bias is not None:
-            count = max(1, self.moments.count)
-            missing = self.moments.outputs - fitted.to(torch.float64).to_dense() @ self.moments.inputs
-            bias = (missing / count).to(self.layer.bias.dtype)
+            missing = self.mean_output - fitted.to(torch.float64).to_dense() @ self.mean_input
+            bias = missing.to(self.layer.bias.dtype)
         geometry = getattr(self.layer, "geometry", None)
         new = build_layer(_config(self.matrix, self.layer), _in_format(fitted, self.layer), bias, geometry)
         if isinstance(new, MatrixModule) and (planned := getattr(self.layer, "planned", None)):
