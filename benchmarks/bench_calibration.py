@@ -30,8 +30,8 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a language model of blocks `model.layers`, as gblr loads it")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=Path("runs/language"))
-    parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--windows", type=int, default=24)
+    parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--float32", action="store_true")
@@ -52,13 +52,22 @@ def main() -> None:
     table = [{"precision": name, **medians(found)} for name, found in rows.items()]
     if args.out:
         record = {
-            "command": "python benchmarks/bench_calibration.py --model FILE.gguf --data DIR "
-            "--out docs/results/calibration.json",
+            "command": command(parser, args),
             "what": f"seconds for {args.windows} windows of 1,024 tokens and {args.blocks} blocks, low rank at half of "
-            f"the cost, {args.threads} threads, medians of {args.rounds}",
+            f"the cost, threads: {args.threads}, medians of {args.rounds}",
             "torch": torch.__version__, "cpu": cpu_model(), "rows": table,
         }  # fmt: skip
         args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+    """As it was called, where that decides what is measured."""
+    options = ("windows", "blocks", "rounds", "threads")
+    changed = [
+        f"--{name} {getattr(args, name)} " for name in options if getattr(args, name) != parser.get_default(name)
+    ]
+    where = "--model FILE.gguf --data DIR --out docs/results/calibration.json"
+    return f"python benchmarks/bench_calibration.py {''.join(changed)}{where}"
 
 
 def precision(name: str) -> AbstractContextManager[Any]:

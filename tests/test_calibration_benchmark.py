@@ -40,4 +40,4 @@ def test_both_precisions_are_measured_and_stored(benchmark_module, monkeypatch, 
     for row in stored["rows"]:
         assert row["refit"] > 0 and 0 < row["difference"] < 1
     assert stored["rows"][0]["difference"] != stored["rows"][1]["difference"]
-    assert stored["command"].startswith("python benchmarks/bench_calibration.py")
+    assert stored["command"].startswith("python benchmarks/bench_calibration.py --blocks 1 --rounds 1 --model")
