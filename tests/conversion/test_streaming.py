@@ -212,6 +212,17 @@ def test_refitted_layers_are_those_of_heal(make, config, tmp_path):
     assert_same_format(tmp_path / "out", tmp_path / "expected")
 
 
+def test_refits_pass_blocks_that_stay_dense(tmp_path):
+    source = write_llama(tmp_path / "source", blocks=3)
+    where, batches = linear_layers(include=("layers.0", "layers.2")), make_batches()
+    convert_streaming(source, tmp_path / "out", LOW_RANK, where, batches, refit=True)
+    dense = from_transformers(source)
+    model = copy.deepcopy(dense)
+    convert_(model, LOW_RANK, where, batches)
+    heal_(model, dense, batches, structure="free")
+    assert_close(output(from_pretrained(tmp_path / "out")), output(model), atol=2e-3, rtol=0)
+
+
 @pytest.mark.parametrize("step", ["refit_layers_", "write_layer"])  # as a block begins; as its layers are written
 def test_a_run_stopped_in_a_refit_goes_on(step, source, tmp_path, monkeypatch):
     def go(folder):

@@ -35,7 +35,7 @@ class BlockAlone(nn.Module):
     def __init__(self, model: Any, name: str, block: nn.Module, number: int, folder: StreamFolder, converted: bool):
         super().__init__()
         self.config = getattr(model, "config", None)
-        self.number, self.folder, self.converted = number, folder, converted
+        self.number, self.folder, self.converted = number, folder, converted and number > 0  # both begin alike
         place: nn.Module = self
         *path, last = name.split(".")
         for word in path:
@@ -66,7 +66,7 @@ class Refits:
     def refit(self, number: int, fitted: Sequence[Path]) -> list[Path]:
         """Markers of the refitted layers, for those of the fitted ones; made once for all time."""
         refitted = [marker.with_name(f"refitted-{marker.name}") for marker in fitted]
-        if not all(marker.is_file() for marker in refitted):
+        if not (self._has_passed_on(number) and all(marker.is_file() for marker in refitted)):
             self._refit(number, fitted, refitted)
         if number:  # the converted model's states behind the block are there
             shutil.rmtree(self.folder.hidden(number - 1, 0, True).parent, ignore_errors=True)
@@ -78,10 +78,6 @@ class Refits:
             BlockAlone(self.model, name, load_module(self.model, name, self.files, self.device), number, self.folder, c)
             for c in (False, True)
         )
-        if number == 0:
-            for i in range(len(self.batches)):
-                if not self.folder.hidden(0, i, True).is_file():
-                    save(self.folder.hidden(0, i, True), load(self.folder.hidden(0, i)))
         layers = [read_json(marker) for marker in fitted]
         for marker, layer in zip(fitted, layers, strict=True):
             values = read_tensors(marker.parent, layer["records"])
@@ -104,6 +100,10 @@ class Refits:
         if number + 1 < len(self.blocks.names):
             for i in range(len(self.batches)):
                 save(self.folder.hidden(number + 1, i, True), ours(i).cpu())
+
+    def _has_passed_on(self, number: int) -> bool:
+        is_last = number + 1 == len(self.blocks.names)
+        return is_last or self.folder.hidden(number + 1, len(self.batches) - 1, True).is_file()
 
 
 def write_layer(marker: Path, name: str, layer: nn.Module, rows: Sequence[Row]) -> None:

@@ -57,7 +57,7 @@ def convert_streaming(
 
     `refit` goes on as `gblr.heal_(model, dense, calibration, structure="free")` would between the two: the layers of
     each block are fitted once more, to the dense model's outputs on the inputs that the converted model gives them.
-    Layers outside the blocks are not.
+    Layers outside the blocks are not. Errors in the report are then those of the refit.
 
         convert_streaming("llama-70b", "llama-70b-half", gblr.GaudiConfig(0.5, block_rank=16), calibration=batches)
     """
