@@ -7,6 +7,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import gblr
 from gblr.layers.gaudi import MASK_THRESHOLD, GaudiLinear
 from gblr.matrices.gblr import GBLRMatrix
 from gblr.matrices.structure import Structure
@@ -104,6 +105,29 @@ def test_a_cast_layer_computes_in_its_dtype(dtype, positions, generator):
     y = layer.to(dtype)(x.to(dtype))
     assert y.dtype == dtype
     assert relative_error(y, expected) < 2e-2
+
+
+@pytest.mark.parametrize("convolution", [False, True])
+@pytest.mark.parametrize("block_rank", [1, 8])
+def test_factors_that_cancel_bear_autocast_where_nothing_is_trained(convolution, block_rank, generator):
+    """Refits and evaluations in bfloat16 saw another model than the one that was fitted."""
+    decay = torch.linspace(2, 0.2, 72)
+    weight = (
+        torch.randn(96, 72, generator=generator) * decay @ torch.linalg.qr(torch.randn(72, 72, generator=generator))[0]
+    )
+    layer = nn.Conv2d(8, 96, 3, bias=False) if convolution else nn.Linear(72, 96, bias=False)
+    layer.weight.data = weight.reshape(layer.weight.shape)
+    model = nn.Sequential(layer)
+    where = gblr.conv_layers() if convolution else gblr.linear_layers()
+    gblr.convert_(model, gblr.GaudiConfig(0.8, block_rank=block_rank, max_growth=300), where)
+    x = torch.randn(16, 8, 14, 14, generator=generator) if convolution else torch.randn(2048, 72, generator=generator)
+    errors = []
+    for with_gradients in (False, True):
+        with torch.set_grad_enabled(with_gradients), torch.autocast("cpu", torch.bfloat16):
+            found = model(x).detach().float()
+        with torch.no_grad():
+            errors.append(float((found - model(x)).norm() / model(x).norm()))
+    assert errors[0] < 0.005 < 2 * errors[0] < errors[1]
 
 
 @pytest.mark.parametrize("positions", [FEW, MANY])
