@@ -122,6 +122,16 @@ def test_a_sum_that_is_scaled_is_left_alone():
         )
 
 
+def test_a_layer_that_gives_zeros_has_no_stream():
+    torch.manual_seed(0)
+    model = Model(TwoBranches()).eval()
+    nn.init.zeros_(model.layers[0].attention.weight)
+    nn.init.zeros_(model.layers[0].attention.bias)
+    with torch.no_grad():
+        found = residual_streams(model, ["layers.0.attention", "layers.0.down"], batches()[0])
+    assert found == {"layers.0.down": Stream("layers.0.norm2")}
+
+
 def test_a_layer_that_is_called_twice_has_no_stream():
     model = seeded({}, {})
     model.layers[1] = model.layers[0]

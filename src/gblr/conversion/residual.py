@@ -85,7 +85,9 @@ def residual_streams(
 
     def after(name: str, output: Any) -> None:
         if isinstance(output, Tensor) and output.is_floating_point() and output.dim() > 1:
-            pending.append(_Seen.of(name, calls.total(), output, blocks))
+            seen = _Seen.of(name, calls.total(), output, blocks)
+            if bool(seen.vectors.any()):  # with zeros, whatever is given the stream would be taken for a sum
+                pending.append(seen)
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
