@@ -188,10 +188,10 @@ class GaudiConv2d(ConvAttributes, GaudiModule):
         self.add_bias(bias, options.get("generator"))
 
     def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
+        u, v = self.flat_factors()
         if self.composes(self.geometry.num_positions(x)):
-            y = self.geometry.convolve(x, self.geometry.weight(self.composed()), self.bias)
+            y = self.geometry.convolve(x, self.geometry.weight(self.composed(u, v)), self.bias)
         else:
-            u, v = self.flat_factors()
             y = self.geometry.convolve_twice(x, v, u.T, self.bias)
         self._count(y.numel() // self.out_features)
         return y

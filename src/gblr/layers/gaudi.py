@@ -208,16 +208,16 @@ class GaudiModule(SmoothMasks):
         u, v = self.flat_factors()
         return u.T @ v
 
-    def composed(self) -> Float[Tensor, "out in"]:
-        """W for a product with inputs. In an autocast region without gradients (a refit, an evaluation) its factors are
-        multiplied in their own precision: those of fits that will not be trained may be hundreds of times as large as W
-        and cancel, and rounded to half of the bits they would leave another W.
+    def composed(self, u: Float[Tensor, "ranks out"], v: Float[Tensor, "ranks in"]) -> Float[Tensor, "out in"]:
+        """W of its factors for a product with inputs. In an autocast region without gradients (a refit, an evaluation)
+        they are taken anew, and multiplied in their own precision: those of fits that will not be trained may be
+        hundreds of times as large as W and cancel, and rounded to half of the bits they would leave another W.
         """
         if torch.is_grad_enabled() or autocast_dtype(self.u) is None:
-            return self.weight
+            return u.T @ v
         with torch.autocast(self.u.device.type, enabled=False):
-            u, v = self.factors()
-            return u.flatten(0, 1).T @ v.flatten(0, 1)
+            u, v = (t.flatten(0, 1) for t in self.factors())
+            return u.T @ v
 
     def composes(self, positions: int) -> bool:
         """Whether composing W takes no more multiplications than chaining the factors, for that many input vectors.
@@ -345,14 +345,12 @@ class GaudiLinear(GaudiModule):
 
     def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
         """W x + bias, by composing W or by chaining the factors, whichever takes fewer multiplications for this x."""
+        u, v = self.flat_factors()
         positions = x.numel() // self.in_features
         self._count(positions)
+        bias = None if self.bias is None else self.bias.to(u.dtype)  # within the product: a pass over y less
         if self.composes(positions):
-            weight = self.composed()
-            bias = None if self.bias is None else self.bias.to(weight.dtype)
-            return nn.functional.linear(x, weight, bias)  # bias within the product: a pass over y less
-        u, v = self.flat_factors()
-        bias = None if self.bias is None else self.bias.to(u.dtype)
+            return nn.functional.linear(x, self.composed(u, v), bias)
         return nn.functional.linear(x @ v.T, u.T, bias)
 
     def to_dense_layer(self) -> nn.Linear:
