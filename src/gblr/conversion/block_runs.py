@@ -25,6 +25,7 @@ from gblr.conversion.blocks import (
     without_cache,
 )
 from gblr.conversion.calls import batch_call
+from gblr.conversion.kept_attention import KeptAttention
 
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -34,8 +35,9 @@ class BlockRuns:
     """`go_to` a layer, then `run` batches; hooks may end a run early by raising.
 
     `layers` are the names of those that will be gone to, in the order in which they run. Weights of blocks that were
-    passed must not change any more. Hidden states of all batches are kept, of one block. With `fixed`, no weights
-    change at all: then runs that reach the end of a block need not be made again to pass it.
+    passed must not change any more. Hidden states of all batches are kept, of one block, and what of its attention will
+    come out the same again. With `fixed`, no weights change at all: then runs that reach the end of a block need not be
+    made again to pass it.
     """
 
     def __init__(self, model: nn.Module, batches: Sequence[Any], layers: Sequence[str], fixed: bool = False):
@@ -46,6 +48,7 @@ class BlockRuns:
         self.next, self.calls, self.hidden = 0, [], []  # type: ignore[var-annotated]
         self.form: int | None = None  # of what blocks give, see `form_of`
         self.given: dict[int, Tensor] = {}  # by block `at`, for the batches that were run to its end
+        self.attention = KeptAttention()  # of block `at`
         if len(self.blocks) < 2 or not self._is_chain():
             self.blocks = []
         self.last = {block: name for name in layers for block in self.blocks if name.startswith(f"{block}.")}
@@ -59,12 +62,14 @@ class BlockRuns:
         self.at = found
         if found is None:  # a layer that is to change: what blocks are called with may come from it
             self.next, self.calls, self.hidden, self.given = 0, [], [], {}
+            self.attention.forget()
             return
         if not self.calls:
             self._record()
         while self.next < found:
             numbers, given = range(len(self.batches)), self.given
-            self.hidden = [given.pop(i) if i in given else hidden_of(self._block(self.next, i)) for i in numbers]
+            self.hidden = [given.pop(i) if i in given else hidden_of(self._block(self.next, i, True)) for i in numbers]
+            self.attention.forget()
             self.next += 1
         self.given = {}
 
@@ -77,12 +82,18 @@ class BlockRuns:
             if self.fixed:
                 self.given[number] = given
 
-    def _block(self, block: int, number: int) -> Any:
+    def reached(self) -> None:
+        """To be called in a run before a layer that was gone to: unless weights are `fixed`, it is about to change."""
+        if not self.fixed:
+            self.attention.settle()
+
+    def _block(self, block: int, number: int, is_last: bool = False) -> Any:
         args, kwargs = self.calls[number][block]
-        hidden = self.hidden[number]
-        if args:
-            return self.model.get_submodule(self.blocks[block])(hidden, *args[1:], **kwargs)
-        return self.model.get_submodule(self.blocks[block])(**{**kwargs, "hidden_states": hidden})
+        hidden, module = self.hidden[number], self.model.get_submodule(self.blocks[block])
+        with self.attention.run(module, number, is_last):
+            if args:
+                return module(hidden, *args[1:], **kwargs)
+            return module(**{**kwargs, "hidden_states": hidden})
 
     def _record(self) -> None:
         """What blocks are called with, without running them: it does not depend on what they give."""

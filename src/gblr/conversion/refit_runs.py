@@ -181,6 +181,7 @@ def _run(
         for name in names:
 
             def hook(*args: Any, name: str = name) -> None:
+                runs.reached()
                 kept.calls.setdefault(name, []).append(read(name, *args))
                 if ends_early and len(kept.calls) == len(names):
                     raise _Reached
