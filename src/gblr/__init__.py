@@ -5,6 +5,7 @@ import gblr.fitting.gblr
 import gblr.fitting.low_rank
 import gblr.fitting.monarch
 import gblr.fitting.pixelfly  # noqa: F401  each registers how its config is fitted
+from gblr.conversion.calibration import Calibration, calibrate
 from gblr.conversion.checkpoint import from_pretrained, load_, save_pretrained
 from gblr.conversion.convert import convert_
 from gblr.conversion.cost import cost
@@ -41,6 +42,7 @@ __all__ = [
     "BlastConfig",
     "BlastMatrix",
     "Budget",
+    "Calibration",
     "GBLRMatrix",
     "GaudiConfig",
     "GaudiConv2d",
@@ -63,6 +65,7 @@ __all__ = [
     "TrainResult",
     "boxcar_mask",
     "butterfly_support",
+    "calibrate",
     "conv_layers",
     "convert_",
     "cost",

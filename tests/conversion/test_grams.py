@@ -6,10 +6,10 @@ from torch import nn
 
 import gblr
 from gblr.conversion import grams
-from gblr.conversion.calibrate import collect
 from gblr.conversion.choosing import choose
 from gblr.conversion.filters import linear_layers
 from gblr.conversion.grams import LastInputs, add_gram_, gram_of
+from gblr.conversion.statistics import collect
 
 
 class Attention(nn.Module):

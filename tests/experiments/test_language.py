@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from gblr.cli.reproduce import RECIPES
-from gblr.experiments import check as checking
+from gblr.conversion.calibration import calibrate
 from gblr.experiments import (
+    calibrations,
     cifar10_vit,
     corpora,
     gpt2_imdb,
@@ -25,6 +26,7 @@ from gblr.experiments import (
     smollm2_wikitext,
     text_stages,
 )
+from gblr.experiments import check as checking
 from gblr.experiments.field import Paused, Place
 from gblr.experiments.language import LANGUAGE, main
 from gblr.experiments.store import Store
@@ -124,14 +126,14 @@ def test_fits_are_measured_in_the_precision_that_is_asked_for(monkeypatch):
     assert {run.precision for run in runs.values()} == {"bfloat16"}
     assert runs[name].fit_key != recipe.runs(1)[name].fit_key
     seen = []
-    for stage in ("structure_", "heal_"):
-        real = getattr(text_stages, stage)
+    for where, stage in ((calibrations, "calibrate"), (text_stages, "heal_")):
+        real = getattr(where, stage)
 
         def spy(*args, real=real, **kwargs):
             seen.append(torch.is_autocast_enabled("cpu"))
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(text_stages, stage, spy)
+        monkeypatch.setattr(where, stage, spy)
     made(LOW_RANK, precision="bfloat16")
     assert seen == [True, True]
     made(LOW_RANK)
@@ -204,6 +206,24 @@ def test_a_fit_is_kept_for_the_runs_that_train_it_further(tmp_path, monkeypatch)
     assert second["train_tokens"] == 48 * 24  # all windows, once
     with pytest.raises(TypeError):
         made(GBLR, place, cost=0.6)
+
+
+def test_methods_share_what_is_measured_of_the_dense_model(tmp_path, monkeypatch):
+    """In one precision, and as long as its weights are the same."""
+    place, counts = Place(state=tmp_path / "a.state"), []
+
+    def measured(*args, **kwargs):
+        counts.append(1)
+        return calibrate(*args, **kwargs)
+
+    monkeypatch.setattr(calibrations, "calibrate", measured)
+    alone = made(LOW_RANK, Place(state=None))
+    shared = made(GBLR, place), made(LOW_RANK, place)
+    assert len(counts) == 2 and shared[1]["test"] == alone["test"]
+    assert len(list(tmp_path.glob("fits/calibration-*.safetensors"))) == 1
+    made(LOW_RANK, place, precision="bfloat16")
+    made(LOW_RANK, place, seed=1)
+    assert len(counts) == 4
 
 
 def test_trials_from_a_twin_share_their_fits(tmp_path):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gblr.conversion.calibration import calibrate
 from gblr.conversion.convert import convert_
 from gblr.conversion.cost import cost
 from gblr.conversion.filters import linear_layers
@@ -153,7 +154,7 @@ def test_monarch_is_fitted_to_what_the_dense_model_sees_in_layers_of_every_shape
     run = replace(BASELINES[1].run("vit384", 0.4), source="weights")
     where = linear_layers(include=("0", "2"))
     assert run.method == "monarch"
-    structure_(first, run, where, batches[0][:1], batches)
+    structure_(first, run, where, batches[0][:1], calibrate(first, batches, where))
     share = float(cost(first, batches[0][:1]).layers[1].relative_cost)
     convert_(last, MonarchConfig(share), linear_layers(include=("2",)), calibration=batches)
     assert isinstance(first[0], MatrixModule) and not isinstance(last[0], MatrixModule)

@@ -16,10 +16,14 @@ from gblr.layers.structured import MatrixModule
 
 
 def check_arguments(model: Any, config: Any, where: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. Load it first.")
     if not isinstance(config, Config):
         raise TypeError(f"`config` must be a config, such as gblr.GaudiConfig(relative_cost=0.3); got {config!r}.")
+    check_model(model, where)
+
+
+def check_model(model: Any, where: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. Load it first.")
     if not callable(where):
         raise TypeError(
             '`where` must be a function of (module, name), such as gblr.linear_layers(include=("fc1", "fc2")); got '

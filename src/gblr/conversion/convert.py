@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gblr.conversion.calibrate import Statistics, collect, notes_on_few
+from gblr.conversion.calibration import Calibration, measure
 from gblr.conversion.choosing import check_arguments, choose
 from gblr.conversion.filters import Filter, NameFilter, linear_layers
 from gblr.conversion.left_dense import notes_on_stacks
 from gblr.conversion.replace import replace_layer
 from gblr.conversion.report import Report, Row
-from gblr.conversion.sensitivity import collect_sensitivity, row_factors
+from gblr.conversion.sensitivity import row_factors
 from gblr.conversion.sources import Source, check_weights
+from gblr.conversion.statistics import Statistics, notes_on_few
 from gblr.fitting.allocate import Choice, allocate
 from gblr.fitting.config import Config, GaudiConfig
 from gblr.fitting.fit import fit_batch, num_ticks, prepare_gram, rank_choices, unusual_size
@@ -57,19 +58,11 @@ class Job:
         return self.weight.shape[0] * self.weight.shape[1]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What calibration batches tell of layers, by their names: their inputs, and what their outputs do."""
-
-    statistics: Mapping[str, Statistics] = field(default_factory=dict)
-    sensitivity: Mapping[str, Tensor] = field(default_factory=dict)
-
-
 def convert_(
     model: nn.Module,
     config: Config,
     where: Filter | None = None,
-    calibration: Iterable[Any] | None = None,
+    calibration: Iterable[Any] | Calibration | None = None,
     split_fused: bool = True,
     sensitivity: bool = False,
 ) -> Report:
@@ -83,7 +76,8 @@ def convert_(
     `calibration` yields batches to call the model with, each a tensor, a tuple of arguments or a dict of named ones;
     errors are then weighted by the inputs that each layer sees. `sensitivity` weighs each output, too, by how much the
     model's predictions depend on it, and with `allocation="global"` budgets follow it; it needs a backward pass of the
-    calibration batches. `split_fused` treats the q, k and v of a fused projection as matrices of their own.
+    calibration batches. What `calibrate` has measured may take the place of the batches. `split_fused` treats the q, k
+    and v of a fused projection as matrices of their own.
 
     Nothing to convert, a cost below what the format can have, and inputs or weights that are NaN or infinite are a
     ValueError; the model is then as it was.
@@ -103,28 +97,28 @@ def convert_(
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
     if not any(map(is_lazy, model.parameters())):
         notes = [*notes, *notes_on_stacks(model)]
-    measured = Measured()
+    measured = Calibration()
     if not _from_scratch(config):
         check_weights(sources)
-        measured = measure(model, sources, calibration, sensitivity)
+        measured = _measured(model, sources, calibration, sensitivity)
         notes = [*notes, *notes_on_few(measured.statistics)]
     rows = convert_measured_(model, config, sources, measured)
     title = report_title(config, calibration, sensitivity)
     return Report([*rows, *skipped], [source.name for source in sources], title, notes, measured.sensitivity)
 
 
-def measure(
-    model: nn.Module, sources: Sequence[Source], calibration: Iterable[Any] | None, sensitivity: bool
-) -> Measured:
+def _measured(
+    model: nn.Module, sources: Sequence[Source], calibration: Iterable[Any] | Calibration | None, sensitivity: bool
+) -> Calibration:
     if calibration is None:
-        return Measured()
-    batches = list(calibration) if sensitivity else calibration  # run twice
-    statistics = collect(model, sources, batches)
-    return Measured(statistics, collect_sensitivity(model, sources, batches) if sensitivity else {})  # type: ignore[arg-type]
+        return Calibration()
+    if isinstance(calibration, Calibration):
+        return calibration.of(sources, sensitivity)
+    return measure(model, sources, calibration, sensitivity)
 
 
 @full_precision()
-def convert_measured_(model: nn.Module, config: Config, sources: Sequence[Source], measured: Measured) -> list[Row]:
+def convert_measured_(model: nn.Module, config: Config, sources: Sequence[Source], measured: Calibration) -> list[Row]:
     """Replaces the layers of these sources; what was measured may be of more, so that several calls share it."""
     jobs = make_jobs(sources, measured.statistics, measured.sensitivity)
     if _from_scratch(config):

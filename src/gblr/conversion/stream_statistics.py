@@ -12,12 +12,12 @@ from torch import Tensor
 
 from gblr.atomic import write_json
 from gblr.conversion.blocks import Blocks, form_of, hidden_of, load_module, run_block
-from gblr.conversion.calibrate import Statistics
 from gblr.conversion.calls import padding_of
 from gblr.conversion.grams import Grams
 from gblr.conversion.model_files import ModelFiles
 from gblr.conversion.outside import Outside
 from gblr.conversion.sources import Source
+from gblr.conversion.statistics import Statistics
 from gblr.conversion.stream_folder import StreamFolder, load, read_json, save
 from gblr.progress import progress
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gblr.conversion.blocks import Blocks, find_blocks
-from gblr.conversion.calibrate import Statistics
 from gblr.conversion.choosing import choose
 from gblr.conversion.convert import (
     build_converted,
@@ -27,6 +26,7 @@ from gblr.conversion.filters import Filter, NameFilter, linear_layers
 from gblr.conversion.model_files import ModelFiles, open_model_files
 from gblr.conversion.report import Report, Row
 from gblr.conversion.sources import Source, check_weights, read_source
+from gblr.conversion.statistics import Statistics
 from gblr.conversion.stream_folder import CLAIM, StreamFolder, read_json
 from gblr.conversion.stream_output import finish, write_unit
 from gblr.conversion.stream_refit import Refits, write_layer

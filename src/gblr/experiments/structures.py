@@ -2,15 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gblr.conversion.calibration import Calibration
 from gblr.conversion.choosing import choose
-from gblr.conversion.convert import convert_, convert_measured_, measure
+from gblr.conversion.convert import convert_, convert_measured_
 from gblr.conversion.cost import Cost, cost
 from gblr.conversion.filters import Filter
 from gblr.conversion.sources import Source
@@ -45,24 +46,24 @@ class Structured:
 
 
 def structure_(
-    model: nn.Module, run: StructuredRun, where: Filter, example: Tensor, calibration: Iterable[Any] | None = None
+    model: nn.Module, run: StructuredRun, where: Filter, example: Tensor, calibration: Calibration | None = None
 ) -> Structured:
     """Converts the layers that `where` chooses as `run` says; dense stays as it is.
 
-    `example` is one input, by which positions are counted. Without trained weights (`run.source` is empty) baselines
-    are fitted to the random weights that the dense layers start with, and scaled to the same variance.
+    `example` is one input, by which positions are counted; `calibration` was measured on this model. Without trained
+    weights (`run.source` is empty) baselines are fitted to the random weights that the dense layers start with, and
+    scaled to the same variance.
     """
     if run.method == "dense":
         return Structured(1.0)
     spent = cost(model, example)
     target = layers_cost(run, spent.dense_mults, converted_mults(model, where, spent))
     deviations = standard_deviations(model)
-    batches = None if calibration is None else list(calibration)
     if run.method == "monarch":
-        sensitivity = _convert_to_monarch_(model, where, spent, target, batches, run.sensitivity)
+        sensitivity = _convert_to_monarch_(model, where, spent, target, calibration, run.sensitivity)
     else:
         config = gaudi_config(run, target) if run.method == "gaudi" else _baseline_config(run, target)
-        sensitivity = convert_(model, config, where, calibration=batches, sensitivity=run.sensitivity).sensitivity
+        sensitivity = convert_(model, config, where, calibration, sensitivity=run.sensitivity).sensitivity
     if not run.source and run.method != "gaudi":
         restore_variances_(model, deviations)
     compose_(model)
@@ -74,16 +75,21 @@ def _baseline_config(run: StructuredRun, target: float) -> Config:
 
 
 def _convert_to_monarch_(
-    model: nn.Module, where: Filter, spent: Cost, target: float, batches: list[Any] | None, sensitivity: bool
+    model: nn.Module,
+    where: Filter,
+    spent: Cost,
+    target: float,
+    calibration: Calibration | None,
+    sensitivity: bool,
 ) -> Mapping[str, Tensor]:
-    """Shape by shape; what all layers see is measured before, in the dense model, as for other methods."""
+    """Shape by shape."""
     sources, _ = choose(model, where, split_fused=True, config=MonarchConfig(target))
     mults = {layer.name: layer.dense_mults for layer in spent.layers}
     shapes: dict[Shape, list[Source]] = {}
     for source in sources:  # parts of a fused projection are matrices of their own
         shapes.setdefault((source.part_sizes[0], source.weight.shape[1]), []).append(source)
     of_shapes = {shape: float(sum(mults[source.name] for source in found)) for shape, found in shapes.items()}
-    measured = measure(model, sources, batches, sensitivity)
+    measured = Calibration() if calibration is None else calibration.of(sources, sensitivity)
     for shape, share in monarch_costs(of_shapes, target).items():
         convert_measured_(model, MonarchConfig(share), shapes[shape], measured)
     return measured.sensitivity

@@ -20,6 +20,7 @@ from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.cost import cost
 from gblr.conversion.harden import harden_
 from gblr.conversion.tensor_files import weights_checksum
+from gblr.experiments.calibrations import calibration_of
 from gblr.experiments.field import Paused, Place, Result
 from gblr.experiments.run import TWIN
 from gblr.experiments.store import Record
@@ -83,7 +84,8 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
     """Converts in place, and refits. Runs that differ in their training alone share this: the first keeps it."""
     if run.method == "dense":
         return {"target": 1.0}
-    folder = None if place.state is None or not run.source else place.state.parent / "fits" / run.fit_key
+    fits = None if place.state is None or not run.source else place.state.parent / "fits"
+    folder = None if fits is None else fits / run.fit_key
     weights = None if folder is None else weights_checksum(model)
     if folder is not None and (folder / "record.json").exists():
         kept = json.loads((folder / "record.json").read_text())
@@ -92,11 +94,11 @@ def fitted(model: nn.Module, teacher: nn.Module | None, run: TextRun, task: Text
             model.to(place.device)
             return kept
     record: Record = {}
-    calibration = task.calibration(run.calibration) if run.calibration else None
+    calibration = calibration_of(model, run, task, place, fits)
     begin = time.perf_counter()
-    with measuring(run.precision, place.device):
-        found = structure_(model, run, TEXT_MODELS[run.model].where, task.example, calibration)
+    found = structure_(model, run, TEXT_MODELS[run.model].where, task.example, calibration)
     record["target"] = found.target
+    del calibration  # its Gram matrices take more than all that follows
     record["fit_seconds"] = time.perf_counter() - begin
     if place.device == "cuda":
         torch.cuda.empty_cache()  # other runs share the GPU, and gradients take more than all that follows

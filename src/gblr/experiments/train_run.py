@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gblr.conversion.calibration import calibrate
 from gblr.conversion.cost import Cost, cost
 from gblr.conversion.harden import harden_
 from gblr.conversion.tensor_files import weights_checksum
@@ -96,9 +97,9 @@ def _converted(
             return found
     test = task.judging(task.test)
     record: dict[str, Any] = {"dense_start": judge(model, test) if run.source else None}
-    calibration = task.calibration(run.calibration) if run.calibration else None
-    begin = time.perf_counter()
-    record["target"] = structure_(model, run, NETWORKS[run.model].where, example, calibration).target
+    begin, where = time.perf_counter(), NETWORKS[run.model].where
+    seen = calibrate(model, task.calibration(run.calibration), where, run.sensitivity) if run.calibration else None
+    record["target"] = structure_(model, run, where, example, seen).target
     record |= {"fit_seconds": time.perf_counter() - begin, "before": judge(model, test) if run.source else None}
     if kept is not None:
         Store(kept.parent).save(kept, {"model": model.state_dict(), "record": record, "weights": weights})

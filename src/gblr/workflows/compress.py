@@ -2,6 +2,7 @@
 
 out/settings.json       what was asked for; the same command continues, another one is refused
 out/work/METHOD/        each model of the comparison: parts that are done, training to continue
+out/work/calibration.safetensors    what several methods are told of the dense model, until the last is fitted
 out/model/              the result, as `gblr.save_pretrained` writes it
 out/run.json            the record that `gblr report` shows
 """
@@ -18,13 +19,14 @@ from gblr.conversion.planner import as_call
 from gblr.models.load import LoadedModel
 from gblr.reports.record import save_record
 from gblr.workflows.block_ranks import with_block_rank
+from gblr.workflows.calibrated import SharedCalibration
 from gblr.workflows.describe import describe_layers, describe_types, environment
 from gblr.workflows.measuring import note_on
 from gblr.workflows.model_source import lasting_source, module_folder
 from gblr.workflows.settings import TITLES, Settings, claimed
 from gblr.workflows.task import length_of
 from gblr.workflows.tasks import Task
-from gblr.workflows.variants import Say, Variant, seconds_per_batch
+from gblr.workflows.variants import Say, Variant, seconds_per_batch, where_of
 
 FORMAT = 1
 _BATCHES = (1, 64)
@@ -57,14 +59,21 @@ def _compress(settings: Settings, loaded: LoadedModel, task: Task, out: Path, co
     begin = time.monotonic()
     first = () if settings.from_scratch else ("dense",)
     methods = list(dict.fromkeys([*first, settings.method, *settings.baselines]))
+    several = len(methods) - len(first) > 1
+    shared = out / "work" / "calibration.safetensors" if several else None
+    calibration = SharedCalibration(settings, task, loaded.model, where_of(settings), shared)
     variants = {}
     for i, method in enumerate(methods, 1):
         title = f"[{i}/{len(methods)}] {TITLES[method]}"
         say(title)
-        variant = Variant(method, settings, task, loaded.model, out / "work" / method, lambda line: say(f"  {line}"))
+        folder = out / "work" / method
+        variant = Variant(
+            method, settings, task, loaded.model, folder, lambda line: say(f"  {line}"), calibration
+        )  # fmt: skip
         variant.run()
         say(f"  {summary(variant.result, task)}")
         variants[method] = variant
+    calibration.forget()
     say("timing the models in turns")
     times = seconds_per_batch({name: variant.model for name, variant in variants.items()}, task, _BATCHES, say)
     record = make_record(settings, loaded, task, variants, times, command)

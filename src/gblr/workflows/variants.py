@@ -24,7 +24,6 @@ from gblr.conversion.report import Report
 from gblr.conversion.timing import interleaved
 from gblr.fitting.config import STIFF_GROWTH, TRAINABLE_GROWTH, Allocation, Config, GaudiConfig
 from gblr.layers.gaudi import GaudiModule
-from gblr.training.batches import num_samples
 from gblr.training.budget import Budget
 from gblr.training.distillation import TaughtLoss
 from gblr.training.heal import heal_
@@ -32,6 +31,7 @@ from gblr.training.loop import train
 from gblr.training.rng import derived_seed, seed_all
 from gblr.training.schedules import SigmaSchedule
 from gblr.training.train_config import FITTED_STRUCTURE_LR, TrainConfig
+from gblr.workflows.calibrated import SharedCalibration
 from gblr.workflows.measuring import measuring
 from gblr.workflows.settings import METHODS, Settings
 from gblr.workflows.tasks import Task
@@ -47,9 +47,13 @@ _PLANNED_BATCH = 16  # forms are chosen for it; `gblr bench` chooses for others
 class Variant:
     """A method applied to a copy of the dense model, in a folder that keeps every finished part."""
 
-    def __init__(self, method: str, settings: Settings, task: Task, dense: nn.Module, folder: Path, say: Say):
+    def __init__(
+        self, method: str, settings: Settings, task: Task, dense: nn.Module, folder: Path, say: Say,
+        calibration: SharedCalibration | None = None,
+    ):  # fmt: skip
         self.method, self.settings, self.task, self.dense = method, settings, task, dense
         self.folder, self.say = folder, say
+        self.calibration = calibration or SharedCalibration(settings, task, dense, where_of(settings))
         self.model: nn.Module = dense
         self.result: dict[str, Any] = {}
         self._measured: dict[str, Tensor] = {}  # sensitivity, by layer
@@ -102,14 +106,10 @@ class Variant:
             load_(self.model, stored)
             self.result["errors"] = json.loads(errors.read_text())
             return
-        batches = None
-        if self.settings.calibration and not self.settings.from_scratch:
-            what = "calibration and sensitivity" if self.settings.sensitivity else "calibration"
-            batches = list(self.task.calibration(self.settings.calibration))
-            self.say(f"{counted(sum(map(num_samples, batches)), 'sample')} read for {what}")
-        config, sensitivity = config_of(self.settings, self.method), self.settings.sensitivity
-        with self._measuring():
-            report = convert_(self.model, config, where_of(self.settings), batches, sensitivity=sensitivity)
+        config, calibration = config_of(self.settings, self.method), self.calibration.get(self.say)
+        where, sensitivity = where_of(self.settings), self.settings.sensitivity
+        report = convert_(self.model, config, where, calibration, sensitivity=sensitivity)
+        del calibration  # Gram matrices may take more memory than the model
         self.result["errors"] = {row.layer: row.error for row in report.rows if row.error is not None}
         self.say("\n".join([f"{counted(len(report), 'layer')} converted{_error(report)}", *report.notes]))
         self._measured = report.sensitivity

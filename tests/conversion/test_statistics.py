@@ -3,11 +3,11 @@ import torch
 from torch import nn
 from transformers import BartConfig, BartModel, OPTConfig, OPTModel, XLNetConfig, XLNetModel
 
-from gblr.conversion.calibrate import collect
 from gblr.conversion.calls import padding_of
 from gblr.conversion.convert import convert_
 from gblr.conversion.filters import conv_layers
 from gblr.conversion.sources import read_source
+from gblr.conversion.statistics import collect
 from gblr.fitting.config import GaudiConfig, LowRankConfig
 from tests.conversion.converted import TOKENS, bert
 from tests.conversion.low_rank_models import modules_of, random_mlp
