@@ -20,6 +20,8 @@ COMMANDS = ("compress", "train", "inspect", "report", "bench", "export", "reprod
 def test_a_model_is_compressed_compared_and_kept(small):
     for word in ("18 layers to convert", "[1/3] dense", "[2/3] GBLR", "[3/3] low rank", "image classification"):
         assert word in small.err
+    assert small.err.count("read for calibration") == small.err.count("calibrated before") == 1
+    assert not list((small.folder / "work").glob("*.safetensors"))
     for word in ("accuracy", "parameters", "GBLR, learned", "low rank", "dense", "gblr report "):
         assert word in small.out
     record = json.loads((small.folder / "run.json").read_text())
