@@ -27,9 +27,16 @@ Data = Annotated[
     ),
 ]
 _COST = "Share of the dense multiplications that the converted layers may keep"
-Cost = Annotated[float, typer.Option(help=f"{_COST}.")]
+Costs = Annotated[
+    list[float] | None, typer.Option("--cost", help=f"{_COST}; may be repeated, for a run at each. [default: 0.3]")
+]
 Method = Annotated[str, typer.Option(help="gaudi, low-rank, monarch, pixelfly or blast.")]
-Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/MODEL-METHOD-COST if not given.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the run; runs/MODEL-METHOD-COST if not given. Of several costs, each has a folder in it."
+    ),
+]
 Rank = Annotated[
     int | None,
     typer.Option(
@@ -59,7 +66,7 @@ Baselines = Annotated[
 def compress(
     model: Model,
     data: Data,
-    cost: Cost = 0.3,
+    cost: Costs = None,
     method: Method = "gaudi",
     train: Annotated[float | None, typer.Option("--train", help="Epochs of training after the fit.")] = None,
     no_train: Annotated[bool, typer.Option("--no-train", help="Fit only (the default without --train).")] = False,
@@ -105,10 +112,13 @@ def compress(
     """
     if no_train and train:
         raise typer.BadParameter("--train and --no-train exclude each other.")
+    costs = list(dict.fromkeys(cost or [0.3]))
+    if stream and len(costs) > 1:
+        raise typer.BadParameter("--stream makes one model: give one --cost.")
     run = _stream if stream else _run
     run(
         {
-            "model": model, "data": data, "cost": cost, "method": method, "epochs": train or 0.0,
+            "model": model, "data": data, "cost": costs, "method": method, "epochs": train or 0.0,
             "calibration": calibration, "heal": heal, "sensitivity": sensitivity, "precision": precision,
             "distill": distill, "block_rank": block_rank, "include": tuple(include or ()),
             "exclude": tuple(exclude or ()), "convolutions": convolutions, "baselines": tuple(baseline or ()),
@@ -149,8 +159,7 @@ def train(
         "seed": seed, "from_scratch": True, "calibration": 0,
     }  # fmt: skip
     options |= read_recipe(recipe) if recipe else {}
-    if options["cost"] is None:
-        options["cost"] = 1.0 if options["method"] == "dense" else 0.3
+    options["cost"] = [(1.0 if options["method"] == "dense" else 0.3) if options["cost"] is None else options["cost"]]
     missing = [name for name in ("model", "data") if not options[name]]
     if missing:
         raise typer.BadParameter(f"give {' and '.join(missing)}, as arguments or in the recipe.")
@@ -166,13 +175,17 @@ def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json
     from gblr.workflows.listing import list_layers
     from gblr.workflows.model_source import open_model
     from gblr.workflows.settings import check_free
+    from gblr.workflows.several import SeveralCosts
     from gblr.workflows.tasks import load_task
 
-    settings = _settings(options)
+    several = [_settings({**options, "cost": cost}) for cost in options["cost"]]
+    settings = several[0]
     if threads:
         torch.set_num_threads(threads)
-    out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
-    check_free(out, settings)
+    out = out or Path("runs") / default_name(settings.model, settings.method, *options["cost"])
+    costs = SeveralCosts.of(several, out) if len(several) > 1 else None
+    if costs is None:
+        check_free(out, settings)
     show.say(f"loading {settings.model}")
     seed_all(settings.seed)  # a model may come with random weights
     loaded = open_model(settings.model)
@@ -189,7 +202,11 @@ def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json
         show.say(task.note)
     if settings.method != "dense":
         show.say(list_layers(loaded.model, settings, task.example))
-    record = run(settings, loaded, task, out, shlex.join(["gblr", *sys.argv[1:]]), show.say)
+    command = shlex.join(["gblr", *sys.argv[1:]])
+    if costs is not None:
+        _show_several(costs, costs.compress(loaded, task, command, show.say), as_json)
+        return
+    record = run(settings, loaded, task, out, command, show.say)
     if as_json:
         show.as_json(record)
         return
@@ -197,6 +214,17 @@ def _run(options: dict[str, Any], out: Path | None, threads: int | None, as_json
     show.out.print(f"model:  {out / 'model'}\nrecord: {out / 'run.json'}\npage:   gblr report {out}")
     if hint(settings):
         show.say(hint(settings))
+
+
+def _show_several(costs: Any, records: list[dict[str, Any]], as_json: bool) -> None:
+    from gblr.workflows.several import merged
+
+    if as_json:
+        show.as_json({"runs": records})
+        return
+    folders = shlex.join(map(str, costs.folders))
+    show.out.print(show.results(merged(records)))
+    show.out.print(f"models: {costs.out}/COST/model\npage:   gblr report {folders}", soft_wrap=True)
 
 
 def _stream(options: dict[str, Any], out: Path | None, threads: int | None, as_json: bool) -> None:
@@ -207,7 +235,7 @@ def _stream(options: dict[str, Any], out: Path | None, threads: int | None, as_j
     from gblr.workflows.settings import check_free
     from gblr.workflows.stream import stream
 
-    settings = _settings(options)
+    settings = _settings({**options, "cost": options["cost"][0]})
     if threads:
         torch.set_num_threads(threads)
     out = out or Path("runs") / default_name(settings.model, settings.method, settings.cost)
@@ -233,10 +261,11 @@ def _settings(options: dict[str, Any]) -> Any:
         raise typer.BadParameter(str(error)) from error
 
 
-def default_name(model: str, method: str, cost: float) -> str:
-    """
+def default_name(model: str, method: str, *costs: float) -> str:
+    """Several costs have a folder each in that.
+
     >>> default_name("sentence-transformers/all-MiniLM-L6-v2", "gaudi", 0.5)
     'all-MiniLM-L6-v2-gaudi-0.5'
     """
     stem = model.rstrip("/").replace(":", "-").split("/")[-1]
-    return f"{stem}-{method}" + ("" if method == "dense" else f"-{cost:g}")
+    return f"{stem}-{method}" + ("" if method == "dense" or len(costs) > 1 else f"-{costs[0]:g}")

@@ -8,6 +8,7 @@ out/run.json            the record that `gblr report` shows
 """
 
 import datetime
+import os
 import shutil
 import time
 from pathlib import Path
@@ -33,11 +34,13 @@ _BATCHES = (1, 64)
 
 
 def compress(
-    settings: Settings, loaded: LoadedModel, task: Task, out: Path, command: str = "", say: Say = print
-) -> dict[str, Any]:
+    settings: Settings, loaded: LoadedModel, task: Task, out: Path, command: str = "", say: Say = print,
+    calibration: SharedCalibration | None = None, dense: Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Runs, or goes on with, the whole comparison; returns the record, which is also in `out/run.json`.
 
-    Interrupted at any moment, it continues where it was when called again with the same settings.
+    Interrupted at any moment, it continues where it was when called again with the same settings. Runs of the same
+    model may share its `calibration`, and what a finished one has found of the `dense` model: its folder.
     """
     if settings.distill and task.loss is not None:
         raise ValueError(
@@ -52,16 +55,28 @@ def compress(
     if note := note_on(settings.precision, loaded.device):
         say(note)
     with claimed(out, settings):
-        return _compress(settings, loaded, task, out, command, say)
+        if dense is not None and dense.exists() and not (out / "work" / "dense").exists():
+            shutil.copytree(dense, out / "work" / "dense", copy_function=_linked)
+        return _compress(settings, loaded, task, out, command, say, calibration)
 
 
-def _compress(settings: Settings, loaded: LoadedModel, task: Task, out: Path, command: str, say: Say) -> dict[str, Any]:
+def _linked(source: str, target: str) -> None:
+    """The file under a second name where the disk knows that, or a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _compress(
+    settings: Settings, loaded: LoadedModel, task: Task, out: Path, command: str, say: Say,
+    shared: SharedCalibration | None,
+) -> dict[str, Any]:  # fmt: skip
     begin = time.monotonic()
     first = () if settings.from_scratch else ("dense",)
     methods = list(dict.fromkeys([*first, settings.method, *settings.baselines]))
-    several = len(methods) - len(first) > 1
-    shared = out / "work" / "calibration.safetensors" if several else None
-    calibration = SharedCalibration(settings, task, loaded.model, where_of(settings), shared)
+    file = out / "work" / "calibration.safetensors" if len(methods) - len(first) > 1 else None
+    calibration = shared or SharedCalibration(settings, task, loaded.model, where_of(settings), file)
     variants = {}
     for i, method in enumerate(methods, 1):
         title = f"[{i}/{len(methods)}] {TITLES[method]}"
@@ -73,7 +88,8 @@ def _compress(settings: Settings, loaded: LoadedModel, task: Task, out: Path, co
         variant.run()
         say(f"  {summary(variant.result, task)}")
         variants[method] = variant
-    calibration.forget()
+    if shared is None:
+        calibration.forget()
     say("timing the models in turns")
     times = seconds_per_batch({name: variant.model for name, variant in variants.items()}, task, _BATCHES, say)
     record = make_record(settings, loaded, task, variants, times, command)
