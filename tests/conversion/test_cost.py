@@ -83,6 +83,18 @@ def test_grouped_and_strided_convolutions_cost_what_torch_counts():
     assert cost(model, x).num_mults == counted_by_torch(model, x)
 
 
+def test_a_layer_that_returns_more_than_its_product_is_counted():
+    """As the routers of Llama 4 and PhiMoE, which derive from nn.Linear."""
+
+    class Router(nn.Linear):
+        def forward(self, x):
+            scores = super().forward(x)
+            return scores.sigmoid(), scores
+
+    (layer,) = cost(nn.Sequential(Router(32, 4)), VECTORS).layers
+    assert (layer.positions, layer.num_mults) == (5, 5 * 32 * 4)
+
+
 def test_transposed_convolutions_count_as_products_outside_layers():
     model = nn.ConvTranspose2d(4, 6, 3, stride=2)
     x = torch.ones(3, 4, 5, 5)

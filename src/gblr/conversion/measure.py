@@ -41,9 +41,10 @@ def measure(
         counter.depth += 1
 
     def leave(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             counter.depth -= 1
-            positions[name] += output.numel() // max(1, num_outputs(module))
+            product = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))  # a router has two
+            positions[name] += product.numel() // max(1, num_outputs(module))
 
         return hook
 
