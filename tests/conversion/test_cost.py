@@ -161,6 +161,13 @@ def test_inputs_may_be_keywords_and_the_batch_size_may_be_given():
     )
 
 
+@pytest.mark.parametrize(("batch", "call"), [({"input_ids": TOKENS}, "**batch"), ((TOKENS,), "*batch")])
+def test_a_batch_that_was_not_unpacked_is_told_how(batch, call):
+    with pytest.raises(Exception) as caught:
+        cost(converted.bert(), batch)
+    assert f"gblr.cost(model, {call})" in "".join(caught.value.__notes__)
+
+
 def test_counting_leaves_the_model_and_the_random_numbers_as_they_were():
     class Noisy(nn.Module):
         def forward(self, x):
