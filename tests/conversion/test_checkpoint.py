@@ -9,7 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModel, DetrConfig, DetrForObjectDetection, ResNetConfig
+from transformers import (
+    AutoModel,
+    DepthAnythingConfig,
+    DepthAnythingForDepthEstimation,
+    DetrConfig,
+    DetrForObjectDetection,
+    Dinov2Config,
+    ResNetConfig,
+)
 
 import gblr
 from gblr.conversion.checkpoint import from_pretrained, load_, save_pretrained
@@ -229,6 +237,19 @@ def test_a_dtype_casts_weights_and_leaves_structure_and_rotary_frequencies(tmp_p
     assert loaded.model.layers[0].self_attn.q_proj.u.dtype == loaded.lm_head.weight.dtype == torch.bfloat16
     assert loaded.model.layers[0].self_attn.q_proj.structure_row_width.dtype == torch.int64
     assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_parts_keep_the_attention_that_they_have_beside_a_model_with_another(tmp_path):
+    """DepthAnything has none of its own, and says "eager"; its backbone then was loaded with that in place of sdpa."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+    backbone = Dinov2Config(**sizes, out_features=["stage1", "stage2"], reshape_hidden_states=False)
+    neck = {"reassemble_hidden_size": 32, "reassemble_factors": [2, 1], "neck_hidden_sizes": [16, 16], "patch_size": 8}
+    config = DepthAnythingConfig(backbone_config=backbone, fusion_hidden_size=16, head_hidden_size=8, **neck)
+    model = DepthAnythingForDepthEstimation(config).eval()
+    gblr.convert_(model, gblr.LowRankConfig(0.5))
+    save_pretrained(model, tmp_path)
+    loaded = from_pretrained(tmp_path)
+    assert [part.config._attn_implementation for part in (loaded, loaded.backbone)] == ["eager", "sdpa"]
 
 
 def test_the_attention_implementation_is_kept(tmp_path):

@@ -239,6 +239,26 @@ def test_global_budgets_in_coarse_steps_are_spent(config):
     assert 0.49 < convert_(model, config).relative_cost <= 0.5
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        GaudiConfig(0.3, "global", 16, align=16, steps=2),
+        BlastConfig(0.3, "global", steps=2),
+        MonarchConfig(0.3, "global", steps=1),
+        PixelflyConfig(0.3, "global", steps=1),
+        LowRankConfig(0.3, "global", 16),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_global_budgets_pay_for_the_smallest_matrix_of_the_format(config):
+    """The second layer was given what rank 1 costs, which pays for no block of 16 x 16 and for no BLAST matrix."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 256), nn.Linear(256, 64))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.outer(torch.randn(64), torch.randn(256)))
+    assert convert_(model, config).relative_cost <= 0.3
+
+
 @pytest.mark.parametrize("allocation", ["uniform", "global"])
 def test_a_model_of_blocks_spends_what_it_was_given(allocation):
     """As low rank does: what a fit leaves is less than its smallest block, and steps of ranks are small here."""

@@ -83,6 +83,18 @@ def test_grouped_and_strided_convolutions_cost_what_torch_counts():
     assert cost(model, x).num_mults == counted_by_torch(model, x)
 
 
+def test_a_layer_that_returns_more_than_its_product_is_counted():
+    """As the routers of Llama 4 and PhiMoE, which derive from nn.Linear."""
+
+    class Router(nn.Linear):
+        def forward(self, x):
+            scores = super().forward(x)
+            return scores.sigmoid(), scores
+
+    (layer,) = cost(nn.Sequential(Router(32, 4)), VECTORS).layers
+    assert (layer.positions, layer.num_mults) == (5, 5 * 32 * 4)
+
+
 def test_transposed_convolutions_count_as_products_outside_layers():
     model = nn.ConvTranspose2d(4, 6, 3, stride=2)
     x = torch.ones(3, 4, 5, 5)
@@ -147,6 +159,13 @@ def test_inputs_may_be_keywords_and_the_batch_size_may_be_given():
     assert cost(sequence_first, VECTORS.mT.permute(2, 0, 1).contiguous(), batch_size=2).num_mults == (
         cost(converted.encoder().layers[0], VECTORS).num_mults
     )
+
+
+@pytest.mark.parametrize(("batch", "call"), [({"input_ids": TOKENS}, "**batch"), ((TOKENS,), "*batch")])
+def test_a_batch_that_was_not_unpacked_is_told_how(batch, call):
+    with pytest.raises(Exception) as caught:
+        cost(converted.bert(), batch)
+    assert f"gblr.cost(model, {call})" in "".join(caught.value.__notes__)
 
 
 def test_counting_leaves_the_model_and_the_random_numbers_as_they_were():

@@ -12,6 +12,8 @@ from transformers import (
     GPT2LMHeadModel,
     ResNetConfig,
     ResNetForImageClassification,
+    T5Config,
+    T5ForConditionalGeneration,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -274,6 +276,23 @@ def test_a_single_tensor_needs_no_tuple(tmp_path):
 class Strange(nn.Module):
     def forward(self, x):
         return {"y": x, "cache": object()}
+
+
+def test_caches_are_left_out_wherever_a_model_keeps_its_config(tmp_path):
+    """The decoder of T5 has one of its own, and `model.config.use_cache = False` does not reach it."""
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 50}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
+    tokens = torch.randint(0, 50, (2, 7))
+    file = export(model, {"input_ids": tokens, "decoder_input_ids": tokens[:, :4]}, tmp_path / "t5.onnx")
+    assert file.outputs == ("logits", "encoder_last_hidden_state")
+    assert model.config.use_cache and model.decoder.config.use_cache
+
+
+def test_a_compiled_model_is_exported_as_what_it_wraps(tmp_path):
+    model = hardened(nn.Sequential(nn.Linear(64, 64), nn.ReLU()))
+    x = torch.randn(2, 64)
+    export(torch.compile(model, backend="eager"), x, tmp_path / "model.onnx")
+    assert_same(run(tmp_path / "model.onnx", x), model(x))
 
 
 def test_wrong_arguments_are_named(tmp_path):

@@ -1,8 +1,10 @@
 import torch
 from torch import nn
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import MambaConfig, MambaModel, MixtralConfig, MixtralForCausalLM
 
 from gblr.conversion.convert import convert_
+from gblr.conversion.filters import linear_layers
+from gblr.conversion.harden import densify_
 from gblr.conversion.left_dense import notes_on_stacks
 from gblr.fitting.config import LowRankConfig
 from gblr.workflows.listing import list_layers
@@ -31,3 +33,13 @@ def test_convolutions_and_small_stacks_are_not_worth_a_line():
     )
     model.register_parameter("stack", nn.Parameter(torch.zeros(2, 2, 2)))
     assert notes_on_stacks(model) == []
+
+
+def test_layers_whose_weights_the_model_reads_itself_are_told():
+    model = MambaModel(MambaConfig(vocab_size=50, hidden_size=32, state_size=4, num_hidden_layers=2))
+    batches = [torch.randint(0, 50, (16, 8))]
+    (note,) = convert_(model, LowRankConfig(0.6), calibration=batches).notes
+    assert "no call of layers.0.mixer.dt_proj (and 1 more layer likewise)" in note and "`exclude`" in note
+    called = linear_layers(exclude=("dt_proj",))
+    densify_(model)
+    assert not convert_(model, LowRankConfig(0.6), called, batches).notes

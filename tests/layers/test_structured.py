@@ -37,6 +37,36 @@ def test_forward_is_that_of_the_dense_layer(format, bias, shape, generator):
 
 
 @every_format
+def test_a_weight_that_is_asked_for_again_and_again_is_kept_until_contents_change(format):
+    """T5 asks for the dtype of one in every call, which took hundreds of times as long as its product."""
+    layer = make(format).eval()
+    first_content = next(layer.parameters())
+
+    def asked() -> torch.Tensor:
+        assert torch.equal(layer.weight, layer.matrix.to_dense())
+        return layer.weight
+
+    with torch.inference_mode():
+        once = layer.weight
+        assert asked() is layer.weight and asked() is not once
+    with torch.no_grad():
+        kept = asked()
+        first_content.mul_(2)
+        assert asked() is not kept
+        kept = layer.weight.zero_()
+        assert bool(asked().any())
+        layer.load_state_dict({name: 3 * t if t.is_floating_point() else t for name, t in layer.state_dict().items()})
+        assert asked().dtype == torch.float64
+        assert layer.float().weight.dtype == asked().dtype == torch.float32
+        assert torch.equal(copy.deepcopy(layer).weight, asked())
+        layer.train()
+        first_content.data.mul_(2)  # leaves no trace
+        layer.eval()
+        asked()
+    assert layer.weight.requires_grad and layer.weight is not layer.weight
+
+
+@every_format
 def test_contents_lie_in_memory_as_a_checkpoint_gives_them_back(format):
     """Products of transposed views differ in their last bits, and a loaded model would differ from the saved one."""
     matrix = format.make(12, 9, torch.Generator().manual_seed(0))

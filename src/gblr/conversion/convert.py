@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from gblr.conversion.calibration import Calibration, measure
 from gblr.conversion.choosing import check_arguments, choose
 from gblr.conversion.filters import Filter, NameFilter, linear_layers
-from gblr.conversion.left_dense import notes_on_stacks
+from gblr.conversion.left_dense import notes_on_stacks, notes_on_uncalled
 from gblr.conversion.replace import replace_layer
 from gblr.conversion.report import Report, Row
 from gblr.conversion.sensitivity import row_factors
@@ -101,7 +101,7 @@ def convert_(
     if not _from_scratch(config):
         check_weights(sources)
         measured = _measured(model, sources, calibration, sensitivity)
-        notes = [*notes, *notes_on_few(measured.statistics)]
+        notes = [*notes, *notes_on_few(measured.statistics), *notes_on_uncalled(measured.statistics)]
     rows = convert_measured_(model, config, sources, measured)
     title = report_title(config, calibration, sensitivity)
     return Report([*rows, *skipped], [source.name for source in sources], title, notes, measured.sensitivity)

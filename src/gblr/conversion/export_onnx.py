@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gblr.conversion.blocks import without_cache
 from gblr.conversion.onnx_check import difference_to_torch
 from gblr.conversion.onnx_file import check_domains, optimize, save
 from gblr.conversion.onnx_plain import plain_layer
@@ -62,7 +63,8 @@ def export_onnx(
 
     `example_inputs` is what one call takes: a tuple of positional arguments, a mapping of named ones, such as a
     tokenizer returns, or a single tensor. The first axis of each tensor is dynamic; `dynamic_shapes`, in the form of
-    `torch.export`, says otherwise, by position or by name as the inputs are given.
+    `torch.export`, says otherwise, by position or by name as the inputs are given. The cache of a transformers model
+    is left out.
 
     Blocks are stored in dense tiles with zeros at their rims, `max_padding` times their numbers at most: more makes
     them faster. Layers for which one dense product is expected to be faster are stored as blocks and composed when the
@@ -74,7 +76,7 @@ def export_onnx(
         export = gblr.export_onnx(model, dict(tokenizer(texts, return_tensors="pt")), "small.onnx")
         print(export)  # size, operators, difference from torch
     """
-    path = Path(path)
+    path, model = Path(path), getattr(model, "_orig_mod", model)  # what torch.compile wraps
     _check_packages()
     inputs, names = _by_position(model, example_inputs)
     _check_arguments(model, inputs, path, max_padding)
@@ -83,8 +85,9 @@ def export_onnx(
         inputs, shapes = _with_dynamic_batch(inputs)
     elif isinstance(dynamic_shapes, Mapping) and names:
         shapes = tuple(dynamic_shapes.get(name) for name in names)
-    reference = _evaluation_copy(model, lambda layer: layer)
-    plain = _evaluation_copy(model, lambda layer: plain_layer(layer, max_padding, compose))
+    with without_cache(model):  # the copies have none: a file has no place for keys and values of earlier tokens
+        reference = _evaluation_copy(model, lambda layer: layer)
+        plain = _evaluation_copy(model, lambda layer: plain_layer(layer, max_padding, compose))
     with torch.no_grad(), _without_noise():
         outputs = _output_names(reference(*inputs))
         options: Any = {"dynamic_shapes": shapes, "output_names": outputs, "dynamo": True, "verbose": False}
@@ -219,8 +222,8 @@ def _output_names(outputs: Any) -> list[str] | None:
     strange = [leaf for leaf in pytree.tree_leaves(outputs) if not isinstance(leaf, Tensor | int | float | None)]
     if strange:
         raise ValueError(
-            f"the model's outputs hold a {type(strange[0]).__name__}; expected tensors. Of transformers' models, "
-            "`model.config.use_cache = False` leaves out the cache."
+            f"the model's outputs hold a {type(strange[0]).__name__}; expected tensors. Caches of transformers' models "
+            "are left out, as by `model.config.use_cache = False`; leave others out of what `forward` returns."
         )
     if isinstance(outputs, Tensor):
         return ["output"]

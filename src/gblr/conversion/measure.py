@@ -41,9 +41,10 @@ def measure(
         counter.depth += 1
 
     def leave(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             counter.depth -= 1
-            positions[name] += output.numel() // max(1, num_outputs(module))
+            product = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))  # a router has two
+            positions[name] += product.numel() // max(1, num_outputs(module))
 
         return hook
 
@@ -64,8 +65,25 @@ def measure(
         stack.enter_context(undisturbed(model))
         args, kwargs = tree_map_only(Tensor, _plain_tensor, (tuple(args), dict(kwargs)))
         stack.enter_context(counter)
-        model(*args, **kwargs)
+        with _told_to_unpack(args, kwargs):
+            model(*args, **kwargs)
     return Measurement(batch_size, positions, counter.mults["attention"], counter.mults["other"])
+
+
+@contextmanager
+def _told_to_unpack(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Batches are given whole to all other functions; a model says of one that is no tensor what nobody can read."""
+    try:
+        yield
+    except Exception as error:
+        if not kwargs and len(args) == 1 and isinstance(args[0], (Mapping, tuple, list)):
+            stars = "**" if isinstance(args[0], Mapping) else "*"
+            kind = type(args[0]).__name__
+            error.add_note(
+                f"`cost` calls the model with just these arguments, and got a single {kind}. If its entries are the "
+                f"arguments of the model, unpack them: gblr.cost(model, {stars}batch)."
+            )
+        raise
 
 
 def _plain_tensor(tensor: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What checkpoints need of transformers, where it is installed: config files, and models without numbers."""
 
+import contextlib
 import copy
 import importlib
 import json
@@ -82,14 +83,12 @@ def _build(directory: Path, architecture: str, attention: str | None, mode: Abst
         config = cls.config_class.from_pretrained(directory)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{directory / 'config.json'} cannot be read: {error}") from error
-    own = copy.deepcopy(config)
-    if attention in _PORTABLE_ATTENTION:
-        config._attn_implementation = attention
     with mode:
-        try:
-            model = cls(config)
-        except ValueError:  # a part, such as a backbone, does not have it: each part takes its own
-            model = cls(own)
+        model = cls(copy.deepcopy(config))
+        if attention in _PORTABLE_ATTENTION and model.config._attn_implementation != attention:
+            config._attn_implementation = attention  # of all parts, which else may have one each
+            with contextlib.suppress(ValueError):  # a part, such as a backbone, does not have it
+                model = cls(config)
     if (directory / "generation_config.json").exists() and model.can_generate():
         model.generation_config = transformers.GenerationConfig.from_pretrained(directory)
     return model

@@ -16,6 +16,16 @@ class Choice(NamedTuple):
     cost: float
 
 
+def choices_from(smallest: float, choices: Sequence[Choice]) -> list[Choice]:
+    """None cheaper than the smallest matrix that a format has: what costs less becomes one choice at its cost.
+
+    >>> choices_from(25, [Choice(1, 10), Choice(2, 20), Choice(3, 30)])
+    [Choice(rank=2, cost=25), Choice(rank=3, cost=30)]
+    """
+    below = [choice for choice in choices if choice.cost < smallest]
+    return [*(Choice(choice.rank, smallest) for choice in below[-1:]), *choices[len(below) :]]
+
+
 class _Step(NamedTuple):
     """To a choice of a layer from the one before it."""
 

@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gblr.fitting.allocate import Choice, choices_from
 from gblr.fitting.config import BlastConfig
-from gblr.fitting.fit import fit_batch, num_ticks
+from gblr.fitting.fit import fit_batch, num_ticks, rank_choices
 from gblr.fitting.plan import divisors, refuse, whole_mults
 from gblr.fitting.svd import balance, squared_error, weighted_svd
 from gblr.fitting.threads import Tick
@@ -40,6 +41,17 @@ def blast_num_tiles(shape: tuple[int, int], num_tiles: int) -> int:
     return max(d for d in divisors(math.gcd(*shape)) if d <= num_tiles)
 
 
+def _per_rank(shape: tuple[int, int], num_tiles: int) -> int:
+    return sum(shape) + num_tiles**2
+
+
+@rank_choices.register
+def _(config: BlastConfig, shape: tuple[int, int]) -> list[Choice]:
+    """Those of low rank, which it contains, from the least that it can cost on."""
+    choices = [Choice(rank, rank * sum(shape)) for rank in range(1, min(shape) + 1)]
+    return choices_from(_per_rank(shape, blast_num_tiles(shape, config.num_tiles)), choices)
+
+
 @fit_batch.register
 def _fit_blast(
     config: BlastConfig,
@@ -50,7 +62,7 @@ def _fit_blast(
 ) -> list[StructuredMatrix]:
     shape, mults = (weight.shape[1], weight.shape[2]), whole_mults(budget)
     num_tiles = blast_num_tiles(shape, config.num_tiles)
-    per_rank = sum(shape) + num_tiles**2
+    per_rank = _per_rank(shape, num_tiles)
     ranks = [min(m // per_rank, *shape) for m in mults]
     if min(ranks) == 0:
         refuse("BLAST", shape, per_rank, min(mults), " or lower `num_tiles`" if num_tiles > 1 else "")

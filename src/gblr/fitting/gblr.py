@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gblr.fitting.allocate import Choice
+from gblr.fitting.allocate import Choice, choices_from
 from gblr.fitting.blocks import Blocks
 from gblr.fitting.config import GaudiConfig
 from gblr.fitting.correlation import correlation_start
@@ -78,7 +78,8 @@ def _(config: GaudiConfig, shape: tuple[int, int]) -> list[Choice]:
         whole = [Choice(r * count, triangular_cost(r * count, shape, r, align, sides)) for count in blocks]
     else:
         whole = [Choice(r * count, r * count * sum(shape)) for count in blocks]
-    return [Choice(1, sum(shape)), *(choice for choice in whole if choice.rank > 1)]
+    choices = [Choice(1, sum(shape)), *(choice for choice in whole if choice.rank > 1)]
+    return choices_from(_smallest(config), choices)
 
 
 def refit_batch(
@@ -139,7 +140,7 @@ def _fit_together(config: GaudiConfig, wanted: _Wanted, steps: int, tick: Tick) 
 
 def check_budget(config: GaudiConfig, weight: Tensor, budget: Tensor) -> None:
     """At least one block of the smallest size must fit."""
-    smallest = 2 * config.align * config.block_rank
+    smallest = _smallest(config)
     if bool((budget < smallest).any()):
         dense = weight.shape[1] * weight.shape[2]
         raise ValueError(
@@ -147,6 +148,11 @@ def check_budget(config: GaudiConfig, weight: Tensor, budget: Tensor) -> None:
             f"{config.block_rank} and width {config.align} takes {smallest / dense:.4f} of the dense cost. "
             "Raise `relative_cost`, or lower `block_rank` or `align`."
         )
+
+
+def _smallest(config: GaudiConfig) -> int:
+    """Multiplications of one block, as narrow as blocks may be."""
+    return 2 * config.align * config.block_rank
 
 
 def _start(config: GaudiConfig, weight: Tensor, u: Tensor, v: Tensor, rank: Tensor, budget: Tensor) -> Blocks:

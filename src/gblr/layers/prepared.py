@@ -3,6 +3,7 @@
 They are plain attributes, neither parameters nor buffers: checkpoints and optimizers have no use for them.
 """
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -10,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gblr.matrices import forms
+from gblr.matrices.base import StructuredMatrix
 from gblr.matrices.forms import Form
 from gblr.matrices.packed import PackedGBLR
 from gblr.ops.block_matmul.cpu import BoundMatmul
@@ -19,6 +21,27 @@ _TENSORS = ("_derived_0", "_derived_1")  # single attributes: torch.export finds
 _NAMES = (*_TENSORS, "_sizes", "_bound")
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla")
 _AUTOCAST = frozenset(d for d in _DEVICES if torch.amp.is_autocast_available(d))  # asked here: it breaks graphs in 2.11
+
+
+class AskedWeight:
+    """A dense weight that was asked for: which contents it was of and, where it is asked for again, itself."""
+
+    def __init__(self, contents: Sequence[Tensor]):
+        self._stamps = [forms.Stamp(tensor, tensor) for tensor in contents]
+        self._weight: Tensor | None = None
+        self._version = 0
+
+    def fits(self, contents: Sequence[Tensor]) -> bool:
+        return len(contents) == len(self._stamps) and all(
+            stamp.fits(tensor, tensor) for stamp, tensor in zip(self._stamps, contents, strict=True)
+        )
+
+    def weight(self, matrix: StructuredMatrix) -> Float[Tensor, "out in"]:
+        if self._weight is None or self._weight._version != self._version:  # who asked before may have written to it
+            with torch.inference_mode(False), torch.no_grad():
+                self._weight = matrix.to_dense()
+            self._version = self._weight._version
+        return self._weight
 
 
 class PreparedModule(nn.Module):
@@ -36,6 +59,7 @@ class PreparedModule(nn.Module):
     planned: Form | None = None  # what is wanted; None: what is expected to be the fastest
     form: Form | None = None  # what is at work; None: no tensors are kept, the matrix multiplies by itself
     _stamp: forms.Stamp | None = None
+    _asked: AskedWeight | None = None
     _in_training = True  # at the last call of `train`; a model that torch.compile wraps sets `training` before it
 
     @property
@@ -45,6 +69,7 @@ class PreparedModule(nn.Module):
     def prepare(self) -> None:
         """Derives the tensors of the form that is planned, or of the one that is expected to be the fastest."""
         form, stamp = None, None
+        self._asked = None
         kept: dict[str, Any] = {}
         if self._can_derive():
             matrix: PackedGBLR = self.matrix  # type: ignore[assignment]
@@ -159,7 +184,7 @@ class PreparedModule(nn.Module):
     def train(self, mode: bool = True) -> Self:
         ended = (self._in_training or self.training) and not mode  # `training` may have been set without a call of this
         super().train(mode)
-        self._in_training = mode
+        self._in_training, self._asked = mode, None
         if ended and self.is_packed and (self.u.requires_grad or self.v.requires_grad):
             self.prepare()
         return self
@@ -177,7 +202,7 @@ class PreparedModule(nn.Module):
         self.prepare()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in (*_NAMES, "_stamp")}
+        return {name: value for name, value in self.__dict__.items() if name not in (*_NAMES, "_stamp", "_asked")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gblr.layers.prepared import PreparedModule, autocast_dtype
+from gblr.layers.prepared import AskedWeight, PreparedModule, autocast_dtype
 from gblr.matrices.base import StructuredMatrix
+from gblr.ops.checks import is_plain_eager
 
 
 class MatrixModule(PreparedModule):
@@ -38,8 +39,20 @@ class MatrixModule(PreparedModule):
 
     @property
     def weight(self) -> Float[Tensor, "out in"]:
-        """W itself, composed anew at each access."""
-        return self.matrix.to_dense()
+        """W itself, composed anew at each access; without gradients it is kept from the second one on, until contents
+        change, as for the products of packed blocks.
+
+        Models that ask for its dtype in every call (T5 and its kin) would wait for hundreds of products' time. Whoever
+        reads it once leaves nothing behind.
+        """
+        if torch.is_grad_enabled() or not is_plain_eager():
+            return self.matrix.to_dense()
+        contents = [t for t in (*self._parameters.values(), *self._buffers.values()) if t is not None]
+        asked = self._asked
+        if asked is None or not asked.fits(contents):
+            self._asked = AskedWeight(contents)
+            return self.matrix.to_dense()
+        return asked.weight(self.matrix)
 
     @property
     def out_features(self) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gblr.conversion.blocks import without_cache
 from gblr.conversion.export_onnx import OnnxExport, export_onnx
 from gblr.conversion.planner import as_call
 from gblr.models.load import LoadedModel
@@ -22,9 +23,6 @@ def export_folder(folder: Path, format: str, out: Path | None) -> dict[str, Any]
     loaded = open_folder(folder)
     file = out or folder / f"model{FORMATS[format]}"
     example = two_samples(example_of(folder, loaded))
-    config: Any = getattr(loaded.model, "config", None)
-    if getattr(config, "use_cache", False):
-        config.use_cache = False  # a file has no place for keys and values of earlier tokens
     found: dict[str, Any] = {"file": str(file), "format": format}
     if format == "onnx":
         written, note = _write_onnx(loaded.model, example, file)
@@ -35,7 +33,8 @@ def export_folder(folder: Path, format: str, out: Path | None) -> dict[str, Any]
             "operators": written.num_operators,
             "difference": written.difference,
         }
-    shapes = _write_torch(loaded.model, example, file)
+    with without_cache(loaded.model):  # as files in ONNX are
+        shapes = _write_torch(loaded.model, example, file)
     return found | {"bytes": file.stat().st_size, "inputs": shapes}
 
 
