@@ -225,6 +225,26 @@ def test_the_goal_of_a_later_branch_makes_up_for_the_earlier():
     torch.testing.assert_close(seen.squares, given.square().sum(0).double(), rtol=1e-4, atol=1e-3)
 
 
+def test_a_refit_that_goes_on_knows_the_branches_that_were_refitted_before():
+    torch.manual_seed(0)
+    teacher, seen, done = Model(*(TwoBranches() for _ in range(2))).eval(), batches(), []
+    models = [copy.deepcopy(teacher) for _ in range(2)]
+    for model in models:
+        gblr.convert_(model, gblr.LowRankConfig(0.6), gblr.linear_layers(include=("layers",)), calibration=seen)
+
+    def stop(rows):
+        done.extend(row.layer for row in rows)
+        if done[-1] == "layers.0.attention":
+            raise KeyboardInterrupt
+
+    refit.refit_layers_(models[0], teacher, seen)
+    with pytest.raises(KeyboardInterrupt):
+        refit.refit_layers_(models[1], teacher, seen, on_done=stop)
+    refit.refit_layers_(models[1], teacher, seen, skip=done)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("block", [Branch, TwoBranches])
 @pytest.mark.parametrize("config", [gblr.LowRankConfig(0.6), gblr.GaudiConfig(0.6), gblr.MonarchConfig(0.6)], ids=str)
 def test_a_refit_takes_errors_out_of_the_stream(config, block, monkeypatch):

@@ -68,14 +68,16 @@ def refit_layers_(
         stack.callback(_set_modes, model, modes)
         stack.enter_context(undisturbed(model))
         stack.enter_context(undisturbed(teacher))
-        sets = [[name for name in names if name not in skip] for names in _in_order(model, batches)]
+        order = _in_order(model, batches)
+        sets = [[name for name in names if name not in skip] for names in order]
         sets = [names for names in sets if names]
         found: list[Refitted] = []
-        every = [name for names in sets for name in names]
+        every = [name for names in order for name in names if name not in skip]
         repeated = repeated_layers(model, teacher, every, batches[0])
         rows = {} if sensitivity is False else _sensitivity(teacher, every, batches, sensitivity)
         runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every, fixed=True)
-        streams = residual_streams(teacher, every, batches[0], runs[0].blocks)
+        in_order = [name for names in order for name in names]  # sums have what a call before this one refitted, too
+        streams = residual_streams(teacher, in_order, batches[0], runs[0].blocks)
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
                 seen, before = collect_pairs(*runs, names, repeated, tick, streams), structured_layers(model)
