@@ -6,7 +6,7 @@ what its stream lacks to the dense model's at the end of a residual branch (`res
 not make the goal agree (`goals.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from gblr.conversion.measure import undisturbed
 from gblr.conversion.refit_parts import Freedom, Part, refit_parts
 from gblr.conversion.refit_runs import collect_pairs, repeated_layers
 from gblr.conversion.replace import replace_everywhere
-from gblr.conversion.residual import residual_streams
+from gblr.conversion.residual import Stream, residual_streams
 from gblr.conversion.sensitivity import collect_sensitivity, row_factors
 from gblr.conversion.sources import read_source
 from gblr.fitting.config import TRAINABLE_GROWTH
@@ -69,8 +69,6 @@ def refit_layers_(
         stack.enter_context(undisturbed(model))
         stack.enter_context(undisturbed(teacher))
         order = _in_order(model, batches)
-        sets = [[name for name in names if name not in skip] for names in order]
-        sets = [names for names in sets if names]
         found: list[Refitted] = []
         every = [name for names in order for name in names if name not in skip]
         repeated = repeated_layers(model, teacher, every, batches[0])
@@ -78,6 +76,7 @@ def refit_layers_(
         runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every, fixed=True)
         in_order = [name for names in order for name in names]  # sums have what a call before this one refitted, too
         streams = residual_streams(teacher, in_order, batches[0], runs[0].blocks)
+        sets = [part for names in order for part in _apart([name for name in names if name not in skip], streams)]
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
                 seen, before = collect_pairs(*runs, names, repeated, tick, streams), structured_layers(model)
@@ -144,6 +143,14 @@ def _in_order(model: nn.Module, batches: Sequence[Any]) -> list[list[str]]:
     if not order:
         raise ValueError("the model has no structured layer that `batches` reach; convert it first with `convert_`.")
     return order
+
+
+def _apart(names: Sequence[str], streams: Mapping[str, Stream]) -> Iterator[list[str]]:
+    """Layers that can be refitted together: one that makes up for what others leave of the same sum comes after."""
+    while names:
+        later = {name for name in names if name in streams and not set(streams[name].branches).isdisjoint(names)}
+        yield [name for name in names if name not in later]
+        names = [name for name in names if name in later]
 
 
 @full_precision()
