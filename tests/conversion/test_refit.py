@@ -2,6 +2,7 @@
 
 import copy
 import math
+import weakref
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch import nn
 from transformers import BartConfig, BartModel
 
 import gblr
-from gblr.conversion import refit_parts
+from gblr.conversion import refit, refit_parts
 from gblr.conversion.block_runs import BlockRuns
+from gblr.conversion.goals import Halves
 from gblr.conversion.refit import refit_layers_
 from gblr.conversion.refit_runs import collect_pairs, repeated_layers
 from tests.helpers import raises_value_error
@@ -86,6 +88,25 @@ class Shared(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+def test_sums_of_one_layer_are_given_up_before_those_of_the_next_are_made(monkeypatch):
+    """They take several times the memory of the weight."""
+    made, alive = weakref.WeakSet(), []
+
+    def collect(*args):
+        alive.append(len(made))
+        found = collect_pairs(*args)
+        made.update(found.values())
+        return found
+
+    monkeypatch.setattr(Halves, "__hash__", object.__hash__)
+    monkeypatch.setattr(refit, "collect_pairs", collect)
+    teacher = nn.Sequential(Twice(), nn.Linear(32, 32), Twice()).eval()
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.5), gblr.linear_layers(include=("layer", "1")))
+    refit_layers_(model, teacher, batches())
+    assert alive == [0] * 5  # layers that are called twice are looked at before and after
 
 
 def test_a_layer_in_two_places_stays_one_and_is_fitted_to_both():

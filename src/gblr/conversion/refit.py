@@ -80,11 +80,12 @@ def refit_layers_(
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
                 seen, before = collect_pairs(*runs, names, repeated, tick, streams), structured_layers(model)
-                again = {name: seen[name] for name in names if name in repeated}
+                again = [name for name in names if name in repeated]
+                then = _distances(model, again, seen, rows)
                 done = _refit_set(model, teacher, names, seen, structure, rows, max_growth)
                 if again:
-                    after = collect_pairs(*runs, list(again), repeated)
-                    worse = [name for name in again if _is_worse(model, before, name, again, after, rows)]
+                    now = _distances(model, again, collect_pairs(*runs, again, repeated), rows)
+                    worse = [name for name in again if not now[name] <= then[name]]  # or is no number any more
                     replace_everywhere(model, {model.get_submodule(name): before[name] for name in worse})
                     done = [replace(row, error=row.error_before) if row.layer in worse else row for row in done]
                 found += done
@@ -186,16 +187,13 @@ def _check_finite(name: str, seen: Halves) -> None:
 
 
 @full_precision()
-def _is_worse(
-    model: nn.Module, layers_before: Mapping[str, Any], name: str, seen: Mapping[str, Halves],
-    seen_after: Mapping[str, Halves], sensitivity: Mapping[str, Tensor],
-) -> bool:  # fmt: skip
-    """A layer that is called several times may feed itself, and then sees other inputs than it was fitted to: whether
-    it is farther from its teacher on these than it was.
+def _distances(
+    model: nn.Module, names: Sequence[str], seen: Mapping[str, Halves], sensitivity: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """Of layers from their teacher, on what they were given. One that is called several times may feed itself,
+    and then sees other inputs than it was fitted to.
     """
-    now, before = model.get_submodule(name), layers_before[name]
-    rows = sensitivity.get(name)
-    return _distance(now, seen_after[name].whole(), rows) > _distance(before, seen[name].whole(), rows)
+    return {name: _distance(model.get_submodule(name), seen[name].whole(), sensitivity.get(name)) for name in names}
 
 
 def _distance(layer: Any, seen: Moments, sensitivity: Tensor | None) -> float:
