@@ -313,6 +313,31 @@ def test_mistakes_are_said_before_anything_is_changed():
         gblr.heal_(model, teacher, batches, structure="loose")
 
 
+@pytest.mark.parametrize(
+    "other, words",
+    [
+        (nn.Linear(8, 24), "24 x 8"),
+        (nn.Linear(9, 16), "16 x 9"),
+        (nn.Conv2d(8, 16, 3), "16 x 72"),
+        (nn.Identity(), "Identity"),
+    ],
+)
+def test_a_teacher_with_layers_of_other_sizes_is_told(other, words):
+    teacher = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.5))
+    with raises_value_error("'0' is 16 x 8 in `model`", f"{words} in `teacher`", "dense original"):
+        gblr.heal_(model, nn.Sequential(other, nn.ReLU(), nn.Linear(16, 8)), [torch.randn(4, 8)])
+
+
+def test_a_teacher_of_outputs_alone_may_be_of_any_size():
+    larger = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 8))
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    gblr.convert_(model, gblr.LowRankConfig(0.5))
+    config = gblr.TrainConfig(epochs=1, lr=1e-3)
+    assert gblr.heal_(model, larger, [torch.randn(4, 8)], layers=False, config=config).training is not None
+
+
 def test_a_budget_is_for_a_structure_that_is_free():
     torch.manual_seed(0)
     teacher, batches = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8)), [torch.randn(8, 16)] * 4

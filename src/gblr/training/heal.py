@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from gblr.atomic import write_json
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.cost import cost
+from gblr.conversion.filters import is_linear_or_conv
 from gblr.conversion.planner import as_call
 from gblr.conversion.refit import Refitted, refit_layers_, structured_layers
 from gblr.conversion.refit_parts import Freedom
+from gblr.conversion.sources import read_source
 from gblr.fitting.config import TRAINABLE_GROWTH, check_choice
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.modes import modes_of, restore_modes
@@ -79,7 +81,7 @@ def heal_(
     """
     check_choice("structure", structure, Freedom)
     check_choice("match", match, Match)
-    _check(model, teacher, batches)
+    _check(model, teacher, batches, layers)
     if structure == "frozen" and config is not None and config.budget is not None and _gaudi_layers(model):
         raise ValueError(
             "a `budget` in `config` is for a structure that is learned, and structure='frozen' keeps it as it is; pass "
@@ -96,17 +98,34 @@ def heal_(
     return HealResult(refitted, _distill(model, teacher, batches, config, structure, match, temperature, folder))
 
 
-def _check(model: nn.Module, teacher: nn.Module, batches: Sequence[Any]) -> None:
+def _check(model: nn.Module, teacher: nn.Module, batches: Sequence[Any], layers: bool) -> None:
     if not isinstance(batches, Sequence) or isinstance(batches, str) or not batches:
         raise ValueError("`batches` must be a list of inputs, as they are read several times; use `list(...)`.")
-    names = structured_layers(model)
-    if not names:
+    ours = structured_layers(model)
+    if not ours:
         raise ValueError("`model` has no structured layer to heal; convert it first with `convert_`.")
     theirs = dict(teacher.named_modules())
     if structured_layers(teacher):
         raise ValueError("`teacher` has structured layers; it must be the dense original, copied before `convert_`.")
-    if absent := [name for name in names if name not in theirs]:
+    if absent := [name for name in ours if name not in theirs]:
         raise ValueError(f"`teacher` has no layer {absent[0]!r}: it must be the dense original of `model`.")
+    for name, layer in ours.items() if layers else ():
+        size, dense = (layer.out_features, layer.in_features), _size(teacher, name)
+        if dense != size:
+            what = type(theirs[name]).__name__ if dense is None else f"{dense[0]} x {dense[1]}"
+            raise ValueError(
+                f"{name!r} is {size[0]} x {size[1]} in `model` and {what} in `teacher` (outputs x inputs): it must be "
+                "the dense original of `model`."
+            )
+
+
+def _size(model: nn.Module, name: str) -> tuple[int, int] | None:
+    """Outputs and inputs of a dense layer; None for anything else."""
+    module = model.get_submodule(name)
+    if not is_linear_or_conv(module):
+        return None
+    out_features, in_features = read_source(model, name, module, split_fused=False).weight.shape
+    return out_features, in_features
 
 
 def _refit(
