@@ -313,6 +313,22 @@ def test_mistakes_are_said_before_anything_is_changed():
         gblr.heal_(model, teacher, batches, structure="loose")
 
 
+def test_few_samples_are_told_also_by_a_refit_that_went_on(tmp_path):
+    teacher = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def healed(num: int, **options) -> gblr.HealResult:
+        model = copy.deepcopy(teacher)
+        gblr.convert_(model, gblr.LowRankConfig(0.5), gblr.linear_layers(include=("0", "2", "4")))
+        return gblr.heal_(model, teacher, [torch.randn(num, 8) for _ in range(2)], **options)
+
+    assert healed(8).notes == []
+    few = [
+        "`batches` has few samples: 2 saw 14 inputs and has 16 features (and 1 more layer likewise). With more, fits "
+        "hold better on other data."
+    ]
+    assert healed(7).notes == healed(7, out=tmp_path).notes == healed(7, out=tmp_path).notes == few
+
+
 @pytest.mark.parametrize(
     "other, words",
     [

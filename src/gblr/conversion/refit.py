@@ -34,12 +34,14 @@ from gblr.progress import progress
 @dataclass(frozen=True)
 class Refitted:
     """What `heal_` made of one layer: the error of its outputs on these inputs, before and after (`error`), relative to
-    those of the weight that it aims at.
+    those of the weight that it aims at. `inputs` counts the vectors that it was fitted to, each of `features` numbers.
     """
 
     layer: str
     error_before: float
     error: float
+    inputs: int = 0
+    features: int = 0
 
 
 def refit_layers_(
@@ -163,18 +165,19 @@ def _refit_set(
     layers: list[Any] = [model.get_submodule(name) for name in names]
     for name in names:
         _check_finite(name, seen[name])
+    sizes = [(sum(half.count for half in seen[name]), len(seen[name].first.gram)) for name in names]
     parts = [
         _parts(layer, teacher, name, seen.pop(name), sensitivity.get(name))
         for layer, name in zip(layers, names, strict=True)
     ]
     refit_parts([part for of_layer in parts for part in of_layer], structure, max_growth)
     found = []
-    for name, layer, of_layer in zip(names, layers, parts, strict=True):
+    for name, layer, size, of_layer in zip(names, layers, sizes, parts, strict=True):
         new = [part.layer for part in of_layer]
         replace_everywhere(model, {layer: SplitLinear(new, layer.runs) if isinstance(layer, SplitLinear) else new[0]})
         total = sum(part.size for part in of_layer) or 1.0
         before, after = (sum(part.errors[i] for part in of_layer) for i in range(2))
-        found.append(Refitted(name, (before / total) ** 0.5, (after / total) ** 0.5))
+        found.append(Refitted(name, (before / total) ** 0.5, (after / total) ** 0.5, *size))
     return found
 
 

@@ -18,6 +18,7 @@ from gblr.conversion.planner import as_call
 from gblr.conversion.refit import Refitted, refit_layers_, structured_layers
 from gblr.conversion.refit_parts import Freedom
 from gblr.conversion.sources import read_source
+from gblr.conversion.statistics import note_on_few
 from gblr.fitting.config import TRAINABLE_GROWTH, check_choice
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.modes import modes_of, restore_modes
@@ -34,11 +35,16 @@ _LEAST = 1e-9  # a budget is above 0, also where all blocks are dead
 @dataclass(frozen=True)
 class HealResult:
     """What `heal_` did: `layers` has the errors of every layer before and after its refit, none if that was left out;
-    `training` is the result of the distillation, None without one.
+    `training` is the result of the distillation, None without one; `notes` tell where `batches` are few.
     """
 
     layers: list[Refitted]
     training: TrainResult | None
+
+    @property
+    def notes(self) -> list[str]:
+        """A line if layers were given fewer inputs than they have features: their refits keep what these few need."""
+        return note_on_few("batches", {row.layer: (row.inputs, row.features) for row in self.layers})
 
 
 def heal_(
