@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gblr.conversion.blocks import Blocks, find_blocks
+from gblr.conversion.calibration import Calibration as Measured
+from gblr.conversion.calibration import check_batches
 from gblr.conversion.choosing import choose
 from gblr.conversion.convert import (
     build_converted,
@@ -63,6 +65,7 @@ def convert_streaming(
     """
     source, out = Path(source_dir).resolve(), Path(out_dir).resolve()
     _check_arguments(source, out, config, refit and calibration is None)
+    _check_calibration(calibration)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     model, files = open_model_files(source)
     where = linear_layers() if where is None else where
@@ -227,6 +230,16 @@ def _check_arguments(source: Path, out: Path, config: Config, refits_without_inp
         raise ValueError(f"`out_dir` {out} must lie outside `source_dir` {source}, which is only read.")
     if out in source.parents and (out / CLAIM).exists():
         raise ValueError(f"`source_dir` {source} must lie outside `out_dir` {out}.")
+
+
+def _check_calibration(calibration: object) -> None:
+    if isinstance(calibration, Measured):
+        raise ValueError(
+            "streaming measures each block when it comes to it, and keeps that on the disk: pass the batches as "
+            "`calibration`, not what `gblr.calibrate` made of them."
+        )
+    if calibration is not None:
+        check_batches(calibration)
 
 
 def _claim(
