@@ -133,6 +133,21 @@ def test_a_sum_that_is_scaled_is_left_alone():
         )
 
 
+def test_modules_that_are_given_nothing_are_passed_over():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block, self.extra, self.head = Branch(), nn.Identity(), nn.Linear(WIDTH, 3)
+
+        def forward(self, x):
+            self.extra(x[..., :0])
+            return self.head(self.block(x))
+
+    with torch.no_grad():
+        found = residual_streams(Model().eval(), ["block.down"], batches()[0])
+    assert found == {"block.down": Stream("block.norm")}
+
+
 def test_a_layer_that_gives_zeros_has_no_stream():
     torch.manual_seed(0)
     model = Model(TwoBranches()).eval()
