@@ -28,7 +28,7 @@ from gblr.conversion.filters import Filter, NameFilter, linear_layers
 from gblr.conversion.model_files import ModelFiles, open_model_files
 from gblr.conversion.report import Report, Row
 from gblr.conversion.sources import Source, check_weights, read_source
-from gblr.conversion.statistics import Statistics
+from gblr.conversion.statistics import Statistics, note_on_few
 from gblr.conversion.stream_folder import CLAIM, StreamFolder, read_json
 from gblr.conversion.stream_output import finish, write_unit
 from gblr.conversion.stream_refit import Refits, write_layer
@@ -87,6 +87,8 @@ def convert_streaming(
     if rank == 0:
         folder.remove_work()
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
+    inputs = stored.get("inputs", {})
+    notes += note_on_few("calibration", {s.name: (inputs.get(s.name, 0), s.weight.shape[1]) for s in sources})
     rows = _in_order([Row(**row | {"shape": tuple(row["shape"])}) for row in stored["report"]], sources)
     title = report_title(config, calibration) + ", refitted" * refit
     return Report([*rows, *skipped], [s.name for s in sources], title, notes)
