@@ -3,6 +3,8 @@
 import copy
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -311,6 +313,35 @@ def test_mistakes_are_said_before_anything_is_changed():
         gblr.heal_(model, nn.Linear(2, 2), batches)
     with raises_value_error("structure", "'loose'"):
         gblr.heal_(model, teacher, batches, structure="loose")
+
+
+@pytest.mark.parametrize("moved", ["gblr.json", "layers.json"])
+def test_a_kill_while_a_refit_is_saved_loses_that_refit_alone(moved, tmp_path, monkeypatch):
+    """Files are moved to their places one after the other."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8))
+    batches, real, seen = [torch.randn(32, 16)], os.replace, []
+
+    def convert() -> nn.Module:
+        model = copy.deepcopy(teacher)
+        gblr.convert_(model, gblr.GaudiConfig(0.5, steps=2), gblr.linear_layers(include=("0", "2", "4")))
+        return model
+
+    def stops(old, new):
+        seen.append(Path(new).name == moved)
+        if sum(seen) == 2:
+            raise KeyboardInterrupt
+        real(old, new)
+
+    whole, model = convert(), convert()
+    rows = gblr.heal_(whole, teacher, batches, structure="free").layers
+    monkeypatch.setattr(os, "replace", stops)
+    with pytest.raises(KeyboardInterrupt):
+        gblr.heal_(convert(), teacher, batches, structure="free", out=tmp_path)
+    monkeypatch.setattr(os, "replace", real)
+    assert gblr.heal_(model, teacher, batches, structure="free", out=tmp_path).layers == rows
+    torch.testing.assert_close(model(batches[0]), whole(batches[0]))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["call.json", "layers-3", "layers.json"]
 
 
 def test_few_samples_are_told_also_by_a_refit_that_went_on(tmp_path):

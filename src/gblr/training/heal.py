@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gblr.atomic import write_json
+from gblr.atomic import remove, replacing, write_json
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.cost import cost
 from gblr.conversion.filters import is_linear_or_conv
@@ -141,18 +141,26 @@ def _refit(
     """With a folder, saved as it goes: what is done before is not done again."""
     if folder is None:
         return refit_layers_(model, teacher, batches, structure, sensitivity=sensitivity, max_growth=max_growth)
-    file, stored = folder / "layers.json", folder / "layers"
+    file = folder / "layers.json"
     done = [Refitted(**row) for row in json.loads(file.read_text())] if file.exists() else []
     if done:
-        load_(model, stored)
+        load_(model, _after(done, folder))
 
     def keep(refitted: list[Refitted]) -> None:
+        before = _after(done, folder)
         done.extend(refitted)
-        save_pretrained(model, stored)
-        write_json(file, [vars(row) for row in done])
+        with replacing(_after(done, folder)) as new:
+            save_pretrained(model, new)
+        write_json(file, [vars(row) for row in done])  # from now on that is what is continued
+        remove(before)
 
     refit_layers_(model, teacher, batches, structure, [row.layer for row in done], keep, sensitivity, max_growth)
     return done
+
+
+def _after(done: Sequence[Refitted], folder: Path) -> Path:
+    """The model as these refits have left it: a folder for each number of them, so that a kill finds a whole one."""
+    return folder / f"layers-{len(done)}"
 
 
 def _distill(
