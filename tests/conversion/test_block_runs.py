@@ -1,6 +1,7 @@
 """Blocks run one after the other on kept hidden states: the same as the whole model, for every kind of model."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -130,6 +131,24 @@ def test_refits_are_those_of_whole_runs(make, monkeypatch):
         assert a.error == pytest.approx(b.error, rel=1e-3, abs=1e-5)
     for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_hidden_states_of_a_batch_go_when_it_has_passed_their_block():
+    model, given = Plain().eval(), [torch.randn(3, 16) for _ in range(8)]
+    made = []
+
+    def count(module, args, output):
+        made.append(weakref.ref(output))
+        alive.append(len({id(ref()) for ref in made} - {id(None), *map(id, given)}))
+
+    runs = BlockRuns(model, given, [f"layers.{i}.0" for i in range(4)])
+    for block in model.layers:
+        block.register_forward_hook(count)
+    with torch.no_grad():
+        for i in range(4):
+            alive: list[int] = []
+            runs.go_to(f"layers.{i}.0")
+            assert max(alive, default=0) <= len(given) + 1
 
 
 def test_a_refit_runs_every_block_a_few_times_whatever_the_depth():

@@ -104,3 +104,17 @@ def test_calibrate_tells_what_it_cannot_do(generator):
         gblr.calibrate(random_mlp(), [])
     with raises_value_error("chose no"):
         gblr.calibrate(random_mlp(), batches(generator), gblr.linear_layers(include=("query",)))
+
+
+@pytest.mark.parametrize(
+    "call", [gblr.calibrate, lambda model, given: gblr.convert_(model, gblr.LowRankConfig(0.5), None, given)]
+)
+def test_what_is_no_list_of_batches_is_told(call, tmp_path, generator):
+    for given, words in [
+        (tmp_path / "measured.safetensors", "`gblr.Calibration.load`"),
+        (str(tmp_path / "measured.safetensors"), "`gblr.Calibration.load`"),
+        ({"input": torch.randn(3, 12, generator=generator)}, "[batch]"),
+        (7, "got int"),
+    ]:
+        with shapes_unchecked(), raises_value_error("`calibration` must yield batches", words):
+            call(random_mlp(), given)

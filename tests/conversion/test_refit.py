@@ -2,6 +2,7 @@
 
 import copy
 import math
+import weakref
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch import nn
 from transformers import BartConfig, BartModel
 
 import gblr
-from gblr.conversion import refit_parts
+from gblr.conversion import refit, refit_parts
 from gblr.conversion.block_runs import BlockRuns
+from gblr.conversion.goals import Halves
 from gblr.conversion.refit import refit_layers_
 from gblr.conversion.refit_runs import collect_pairs, repeated_layers
 from tests.helpers import raises_value_error
@@ -86,6 +88,25 @@ class Shared(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+def test_sums_of_one_layer_are_given_up_before_those_of_the_next_are_made(monkeypatch):
+    """They take several times the memory of the weight."""
+    made, alive = weakref.WeakSet(), []
+
+    def collect(*args):
+        alive.append(len(made))
+        found = collect_pairs(*args)
+        made.update(found.values())
+        return found
+
+    monkeypatch.setattr(Halves, "__hash__", object.__hash__)
+    monkeypatch.setattr(refit, "collect_pairs", collect)
+    teacher = nn.Sequential(Twice(), nn.Linear(32, 32), Twice()).eval()
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.5), gblr.linear_layers(include=("layer", "1")))
+    refit_layers_(model, teacher, batches())
+    assert alive == [0] * 5  # layers that are called twice are looked at before and after
 
 
 def test_a_layer_in_two_places_stays_one_and_is_fitted_to_both():
@@ -234,3 +255,44 @@ def test_weights_whose_squares_float32_does_not_hold_are_refitted_as_others_are(
         (row,) = refit_layers_(model, teacher, batches(16), "free")
         errors.append((row.error_before, row.error))
     assert errors[0][1] < errors[0][0] and errors[1] == pytest.approx(errors[0], rel=1e-3)
+
+
+class Mixture(nn.Module):
+    """x + one of four experts, as `choice` says: other tokens come to an expert when inputs change."""
+
+    def __init__(self):
+        super().__init__()
+        self.choice = nn.Linear(16, 4)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4)
+        )  # fmt: skip
+
+    def forward(self, x):
+        chosen, y = self.choice(x).argmax(-1), x.clone()
+        for number, expert in enumerate(self.experts):
+            if bool((mine := chosen == number).any()):
+                y[mine] += expert(x[mine])
+        return y
+
+
+def test_experts_that_are_given_other_tokens_than_in_the_teacher_are_refitted(generator):
+    torch.manual_seed(0)
+    teacher = nn.Sequential(*(Mixture() for _ in range(3))).eval()
+    mixing = torch.randn(6, 16, generator=generator)
+    given = [torch.randn(300, 6, generator=generator) @ mixing for _ in range(6)]
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.4), gblr.linear_layers(include=("experts",)), calibration=given[:4])
+    with torch.no_grad():
+        before = sum(float((model(x) - teacher(x)).square().sum()) for x in given[4:])
+        done = refit_layers_(model, teacher, given[:4])
+        after = sum(float((model(x) - teacher(x)).square().sum()) for x in given[4:])
+    assert len(done) == 24 and all(row.error <= row.error_before for row in done) and after < before
+
+
+def test_of_an_expert_that_a_batch_does_not_reach_it_is_said_what_to_do():
+    torch.manual_seed(0)
+    teacher = Mixture()
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.4), gblr.linear_layers(include=("experts",)))
+    with raises_value_error("not every layer runs on every batch", "Larger batches"):
+        refit_layers_(model, teacher, [torch.randn(100, 16), torch.randn(1, 16)])

@@ -65,6 +65,17 @@ class TwoBranches(nn.Module):
         return x + one + two if self.how == "stream first" else one + two + x
 
 
+class SameInput(nn.Module):
+    """Two branches that are given the very same."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.a(x) + self.b(x)
+
+
 class ConvBranch(nn.Module):
     """x + down(relu(up(x))) of images, as in residual networks without normalization."""
 
@@ -120,6 +131,21 @@ def test_a_sum_that_is_scaled_is_left_alone():
         assert (
             residual_streams(seeded({"how": "scaled"}), ["first", "layers.0.up", "layers.0.down"], batches()[0]) == {}
         )
+
+
+def test_modules_that_are_given_nothing_are_passed_over():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block, self.extra, self.head = Branch(), nn.Identity(), nn.Linear(WIDTH, 3)
+
+        def forward(self, x):
+            self.extra(x[..., :0])
+            return self.head(self.block(x))
+
+    with torch.no_grad():
+        found = residual_streams(Model().eval(), ["block.down"], batches()[0])
+    assert found == {"block.down": Stream("block.norm")}
 
 
 def test_a_layer_that_gives_zeros_has_no_stream():
@@ -223,6 +249,40 @@ def test_the_goal_of_a_later_branch_makes_up_for_the_earlier():
         given = teacher.layers[0](teacher.first(x)) - ours - block.attention(block.norm(ours))
     torch.testing.assert_close(seen.outputs, given.sum(0).double(), rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(seen.squares, given.square().sum(0).double(), rtol=1e-4, atol=1e-3)
+
+
+def test_a_refit_that_goes_on_knows_the_branches_that_were_refitted_before():
+    torch.manual_seed(0)
+    teacher, seen, done = Model(*(TwoBranches() for _ in range(2))).eval(), batches(), []
+    models = [copy.deepcopy(teacher) for _ in range(2)]
+    for model in models:
+        gblr.convert_(model, gblr.LowRankConfig(0.6), gblr.linear_layers(include=("layers",)), calibration=seen)
+
+    def stop(rows):
+        done.extend(row.layer for row in rows)
+        if done[-1] == "layers.0.attention":
+            raise KeyboardInterrupt
+
+    refit.refit_layers_(models[0], teacher, seen)
+    with pytest.raises(KeyboardInterrupt):
+        refit.refit_layers_(models[1], teacher, seen, on_done=stop)
+    refit.refit_layers_(models[1], teacher, seen, skip=done)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_branches_with_one_input_make_up_for_an_error_once():
+    """They are fitted one after the other: all that the stream lacks shows in their input, and both would take it."""
+    torch.manual_seed(0)
+    teacher = Model(SameInput()).eval()
+    model, seen = copy.deepcopy(teacher), batches(16)
+    gblr.convert_(model, gblr.LowRankConfig(1.0), gblr.linear_layers(include=("layers",)), calibration=seen)  # no error
+    with torch.no_grad():
+        model.first.weight.mul_(0.5)
+        model.first.bias.mul_(0.5)
+        before = (model(seen[0]) - teacher(seen[0])).norm()
+        gblr.heal_(model, teacher, seen)
+        assert (model(seen[0]) - teacher(seen[0])).norm() < 0.05 * before
 
 
 @pytest.mark.parametrize("block", [Branch, TwoBranches])

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import gblr
 from gblr.conversion.choosing import choose
@@ -53,6 +54,27 @@ def test_every_call_of_a_layer_counts(generator):
     found = measured(model, [torch.randn(500, 5, generator=generator) for _ in range(20)])["layer"].float()
     last, first = torch.full((5,), 9.0), 9 * model.layer.weight.detach().square().sum(0)
     torch.testing.assert_close(found, (last + first) / 2, rtol=0.1, atol=1e-4)
+
+
+def test_what_is_checkpointed_is_measured_as_anything_else(generator):
+    """Its layers run once more while gradients come back."""
+
+    class Model(nn.Module):
+        def __init__(self, checkpointed: bool):
+            super().__init__()
+            self.a, self.b, self.checkpointed = nn.Linear(8, 12), nn.Linear(12, 8), checkpointed
+
+        def body(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.b(self.a(x).tanh())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.body, x, use_reentrant=False) if self.checkpointed else self.body(x)
+
+    models, x = (Model(True), Model(False)), torch.randn(9, 8, generator=generator)
+    models[1].load_state_dict(models[0].state_dict())
+    found, plain = (measured(model, [x]) for model in models)
+    for name in ("a", "b"):
+        torch.testing.assert_close(found[name], plain[name])
 
 
 def test_labels_are_drawn_from_the_predictions(generator):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from gblr.conversion import stream_refit, streaming
+from gblr.conversion.calibration import Calibration
 from gblr.conversion.checkpoint import from_pretrained, save_pretrained
 from gblr.conversion.convert import convert_
 from gblr.conversion.filters import linear_layers
@@ -24,6 +25,7 @@ from gblr.matrices.packed import PackedGBLR
 from gblr.training.heal import heal_
 from tests.conversion.converted import bert, gpt2, llama, output, vit
 from tests.conversion.streamed import make_batches, run, run_together, write_llama
+from tests.helpers import shapes_unchecked
 
 GAUDI, LOW_RANK = GaudiConfig(0.5, steps=1), LowRankConfig(0.5)
 
@@ -68,6 +70,7 @@ def test_the_result_is_that_of_convert(make, config, calibrated, tmp_path):
     report = convert_streaming(tmp_path / "source", tmp_path / "out", config, calibration=batches)
     expected = converted(model, config, batches)
     found = from_pretrained(tmp_path / "out")
+    assert report.notes == expected.notes and bool(report.notes) == calibrated  # fewer tokens than some have features
     assert list(report) == list(expected) and [row.layer for row in report.rows] == [r.layer for r in expected.rows]
     assert [row.error for row in report.rows] == pytest.approx([row.error for row in expected.rows], abs=1e-4)
     ours, theirs = weights(found), weights(model)
@@ -261,6 +264,14 @@ def test_a_refit_needs_inputs_and_a_folder_of_its_own(source, tmp_path):
     convert_streaming(source, tmp_path / "out", LOW_RANK, calibration=make_batches())
     with pytest.raises(OtherConversion, match="config was"):
         convert_streaming(source, tmp_path / "out", LOW_RANK, calibration=make_batches(), refit=True)
+
+
+def test_a_measurement_made_in_memory_is_refused(source, tmp_path):
+    with shapes_unchecked(), pytest.raises(ValueError, match=r"pass the batches as .*gblr.calibrate"):
+        convert_streaming(source, tmp_path / "out", LOW_RANK, calibration=Calibration())
+    with pytest.raises(ValueError, match=r"one batch, a mapping"):
+        convert_streaming(source, tmp_path / "out", LOW_RANK, calibration=make_batches()[0])
+    assert not (tmp_path / "out").exists()
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------

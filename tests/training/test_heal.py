@@ -3,6 +3,8 @@
 import copy
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -311,6 +313,76 @@ def test_mistakes_are_said_before_anything_is_changed():
         gblr.heal_(model, nn.Linear(2, 2), batches)
     with raises_value_error("structure", "'loose'"):
         gblr.heal_(model, teacher, batches, structure="loose")
+
+
+@pytest.mark.parametrize("moved", ["gblr.json", "layers.json"])
+def test_a_kill_while_a_refit_is_saved_loses_that_refit_alone(moved, tmp_path, monkeypatch):
+    """Files are moved to their places one after the other."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8))
+    batches, real, seen = [torch.randn(32, 16)], os.replace, []
+
+    def convert() -> nn.Module:
+        model = copy.deepcopy(teacher)
+        gblr.convert_(model, gblr.GaudiConfig(0.5, steps=2), gblr.linear_layers(include=("0", "2", "4")))
+        return model
+
+    def stops(old, new):
+        seen.append(Path(new).name == moved)
+        if sum(seen) == 2:
+            raise KeyboardInterrupt
+        real(old, new)
+
+    whole, model = convert(), convert()
+    rows = gblr.heal_(whole, teacher, batches, structure="free").layers
+    monkeypatch.setattr(os, "replace", stops)
+    with pytest.raises(KeyboardInterrupt):
+        gblr.heal_(convert(), teacher, batches, structure="free", out=tmp_path)
+    monkeypatch.setattr(os, "replace", real)
+    assert gblr.heal_(model, teacher, batches, structure="free", out=tmp_path).layers == rows
+    torch.testing.assert_close(model(batches[0]), whole(batches[0]))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["call.json", "layers-3", "layers.json"]
+
+
+def test_few_samples_are_told_also_by_a_refit_that_went_on(tmp_path):
+    teacher = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def healed(num: int, **options) -> gblr.HealResult:
+        model = copy.deepcopy(teacher)
+        gblr.convert_(model, gblr.LowRankConfig(0.5), gblr.linear_layers(include=("0", "2", "4")))
+        return gblr.heal_(model, teacher, [torch.randn(num, 8) for _ in range(2)], **options)
+
+    assert healed(8).notes == []
+    few = [
+        "`batches` has few samples: 2 saw 14 inputs and has 16 features (and 1 more layer likewise). With more, fits "
+        "hold better on other data."
+    ]
+    assert healed(7).notes == healed(7, out=tmp_path).notes == healed(7, out=tmp_path).notes == few
+
+
+@pytest.mark.parametrize(
+    "other, words",
+    [
+        (nn.Linear(8, 24), "24 x 8"),
+        (nn.Linear(9, 16), "16 x 9"),
+        (nn.Conv2d(8, 16, 3), "16 x 72"),
+        (nn.Identity(), "Identity"),
+    ],
+)
+def test_a_teacher_with_layers_of_other_sizes_is_told(other, words):
+    teacher = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    model = copy.deepcopy(teacher)
+    gblr.convert_(model, gblr.LowRankConfig(0.5))
+    with raises_value_error("'0' is 16 x 8 in `model`", f"{words} in `teacher`", "dense original"):
+        gblr.heal_(model, nn.Sequential(other, nn.ReLU(), nn.Linear(16, 8)), [torch.randn(4, 8)])
+
+
+def test_a_teacher_of_outputs_alone_may_be_of_any_size():
+    larger = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 8))
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    gblr.convert_(model, gblr.LowRankConfig(0.5))
+    config = gblr.TrainConfig(epochs=1, lr=1e-3)
+    assert gblr.heal_(model, larger, [torch.randn(4, 8)], layers=False, config=config).training is not None
 
 
 def test_a_budget_is_for_a_structure_that_is_free():

@@ -67,8 +67,9 @@ class BlockRuns:
         if not self.calls:
             self._record()
         while self.next < found:
-            numbers, given = range(len(self.batches)), self.given
-            self.hidden = [given.pop(i) if i in given else hidden_of(self._block(self.next, i, True)) for i in numbers]
+            for i in range(len(self.batches)):  # one by one, as all of them are large
+                given = self.given.pop(i, None)
+                self.hidden[i] = hidden_of(self._block(self.next, i, True)) if given is None else given
             self.attention.forget()
             self.next += 1
         self.given = {}

@@ -1,6 +1,7 @@
 """What a model shows of its layers on real inputs, measured once for any number of conversions."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -115,7 +116,21 @@ def calibrate(
 
 
 def measure(model: nn.Module, sources: Sequence[Source], batches: Iterable[Any], sensitivity: bool) -> Calibration:
+    check_batches(batches)
     if sensitivity:
         batches = list(batches)  # run twice
     statistics = collect(model, sources, batches)
     return Calibration(statistics, collect_sensitivity(model, sources, batches) if sensitivity else {})  # type: ignore[arg-type]
+
+
+def check_batches(batches: object) -> None:
+    """What is easily taken for batches."""
+    if isinstance(batches, (str, os.PathLike)):
+        raise ValueError(
+            f"`calibration` must yield batches; got the path {str(batches)!r}. `gblr.Calibration.load` reads what "
+            "`Calibration.save` has written."
+        )
+    if isinstance(batches, Mapping):
+        raise ValueError("`calibration` must yield batches; got one batch, a mapping. Put it into a list: [batch].")
+    if not isinstance(batches, Iterable):
+        raise ValueError(f"`calibration` must yield batches, as a list does; got {type(batches).__name__}.")

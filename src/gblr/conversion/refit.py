@@ -6,7 +6,7 @@ what its stream lacks to the dense model's at the end of a residual branch (`res
 not make the goal agree (`goals.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from gblr.conversion.measure import undisturbed
 from gblr.conversion.refit_parts import Freedom, Part, refit_parts
 from gblr.conversion.refit_runs import collect_pairs, repeated_layers
 from gblr.conversion.replace import replace_everywhere
-from gblr.conversion.residual import residual_streams
+from gblr.conversion.residual import Stream, residual_streams
 from gblr.conversion.sensitivity import collect_sensitivity, row_factors
 from gblr.conversion.sources import read_source
 from gblr.fitting.config import TRAINABLE_GROWTH
@@ -34,12 +34,14 @@ from gblr.progress import progress
 @dataclass(frozen=True)
 class Refitted:
     """What `heal_` made of one layer: the error of its outputs on these inputs, before and after (`error`), relative to
-    those of the weight that it aims at.
+    those of the weight that it aims at. `inputs` counts the vectors that it was fitted to, each of `features` numbers.
     """
 
     layer: str
     error_before: float
     error: float
+    inputs: int = 0
+    features: int = 0
 
 
 def refit_layers_(
@@ -68,22 +70,24 @@ def refit_layers_(
         stack.callback(_set_modes, model, modes)
         stack.enter_context(undisturbed(model))
         stack.enter_context(undisturbed(teacher))
-        sets = [[name for name in names if name not in skip] for names in _in_order(model, batches)]
-        sets = [names for names in sets if names]
+        order = _in_order(model, batches)
         found: list[Refitted] = []
-        every = [name for names in sets for name in names]
+        every = [name for names in order for name in names if name not in skip]
         repeated = repeated_layers(model, teacher, every, batches[0])
         rows = {} if sensitivity is False else _sensitivity(teacher, every, batches, sensitivity)
         runs = BlockRuns(model, batches, every), BlockRuns(teacher, batches, every, fixed=True)
-        streams = residual_streams(teacher, every, batches[0], runs[0].blocks)
+        in_order = [name for names in order for name in names]  # sums have what a call before this one refitted, too
+        streams = residual_streams(teacher, in_order, batches[0], runs[0].blocks)
+        sets = [part for names in order for part in _apart([name for name in names if name not in skip], streams)]
         with progress(f"refitting {len(every)} layers", len(sets) * len(batches)) as tick:
             for names in sets:
                 seen, before = collect_pairs(*runs, names, repeated, tick, streams), structured_layers(model)
-                again = {name: seen[name] for name in names if name in repeated}
+                again = [name for name in names if name in repeated]
+                then = _distances(model, again, seen, rows)
                 done = _refit_set(model, teacher, names, seen, structure, rows, max_growth)
                 if again:
-                    after = collect_pairs(*runs, list(again), repeated)
-                    worse = [name for name in again if _is_worse(model, before, name, again, after, rows)]
+                    now = _distances(model, again, collect_pairs(*runs, again, repeated), rows)
+                    worse = [name for name in again if not now[name] <= then[name]]  # or is no number any more
                     replace_everywhere(model, {model.get_submodule(name): before[name] for name in worse})
                     done = [replace(row, error=row.error_before) if row.layer in worse else row for row in done]
                 found += done
@@ -144,6 +148,14 @@ def _in_order(model: nn.Module, batches: Sequence[Any]) -> list[list[str]]:
     return order
 
 
+def _apart(names: Sequence[str], streams: Mapping[str, Stream]) -> Iterator[list[str]]:
+    """Layers that can be refitted together: one that makes up for what others leave of the same sum comes after."""
+    while names:
+        later = {name for name in names if name in streams and not set(streams[name].branches).isdisjoint(names)}
+        yield [name for name in names if name not in later]
+        names = [name for name in names if name in later]
+
+
 @full_precision()
 def _refit_set(
     model: nn.Module, teacher: nn.Module, names: Sequence[str], seen: dict[str, Halves], structure: Freedom,
@@ -153,18 +165,19 @@ def _refit_set(
     layers: list[Any] = [model.get_submodule(name) for name in names]
     for name in names:
         _check_finite(name, seen[name])
+    sizes = [(sum(half.count for half in seen[name]), len(seen[name].first.gram)) for name in names]
     parts = [
         _parts(layer, teacher, name, seen.pop(name), sensitivity.get(name))
         for layer, name in zip(layers, names, strict=True)
     ]
     refit_parts([part for of_layer in parts for part in of_layer], structure, max_growth)
     found = []
-    for name, layer, of_layer in zip(names, layers, parts, strict=True):
+    for name, layer, size, of_layer in zip(names, layers, sizes, parts, strict=True):
         new = [part.layer for part in of_layer]
         replace_everywhere(model, {layer: SplitLinear(new, layer.runs) if isinstance(layer, SplitLinear) else new[0]})
         total = sum(part.size for part in of_layer) or 1.0
         before, after = (sum(part.errors[i] for part in of_layer) for i in range(2))
-        found.append(Refitted(name, (before / total) ** 0.5, (after / total) ** 0.5))
+        found.append(Refitted(name, (before / total) ** 0.5, (after / total) ** 0.5, *size))
     return found
 
 
@@ -177,16 +190,13 @@ def _check_finite(name: str, seen: Halves) -> None:
 
 
 @full_precision()
-def _is_worse(
-    model: nn.Module, layers_before: Mapping[str, Any], name: str, seen: Mapping[str, Halves],
-    seen_after: Mapping[str, Halves], sensitivity: Mapping[str, Tensor],
-) -> bool:  # fmt: skip
-    """A layer that is called several times may feed itself, and then sees other inputs than it was fitted to: whether
-    it is farther from its teacher on these than it was.
+def _distances(
+    model: nn.Module, names: Sequence[str], seen: Mapping[str, Halves], sensitivity: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """Of layers from their teacher, on what they were given. One that is called several times may feed itself,
+    and then sees other inputs than it was fitted to.
     """
-    now, before = model.get_submodule(name), layers_before[name]
-    rows = sensitivity.get(name)
-    return _distance(now, seen_after[name].whole(), rows) > _distance(before, seen[name].whole(), rows)
+    return {name: _distance(model.get_submodule(name), seen[name].whole(), sensitivity.get(name)) for name in names}
 
 
 def _distance(layer: Any, seen: Moments, sensitivity: Tensor | None) -> float:

@@ -14,6 +14,8 @@ from gblr.conversion.calls import batch_call, input_vectors, padding_of
 from gblr.conversion.goals import Halves, halves_of
 from gblr.conversion.grams import LastInputs
 from gblr.conversion.residual import Stream, first_tensor
+from gblr.conversion.sources import read_source
+from gblr.fitting.precision import full_precision
 
 _DIFFER = "{}: {} in the model and {} in its teacher, so that its outputs cannot be compared."
 
@@ -69,6 +71,7 @@ def collect_pairs(
 ) -> dict[str, Halves]:
     """Inputs from the model as it is now, outputs from its teacher: of every call, the first to the first and so on.
 
+    Where it is given another number of vectors there, they are the teacher's layer's on the model's inputs.
     `streams` are those of `residual_streams`: to the outputs of these layers comes what the teacher's stream has more
     than the model's, so that the sums are alike.
     """
@@ -87,9 +90,9 @@ def collect_pairs(
             if len(inputs) != len(outputs):
                 raise ValueError(_DIFFER.format(name, f"called {len(inputs)} times", len(outputs)))
             for x, y in zip(inputs, outputs, strict=True):
-                if len(x) != len(y):
-                    raise ValueError(_DIFFER.format(name, f"given {len(x)} vectors", len(y)))
-                if name in streams:
+                if len(x) != len(y):  # experts that choose what they are given: no vector has its like
+                    y = _answers(teacher.model, name, x)
+                elif name in streams:
                     y += theirs.stream(name) - ours.stream(name).to(y)
                 if name not in found:
                     found[name] = Halves.zeros(x.shape[1], y.shape[1], x.device)
@@ -98,6 +101,12 @@ def collect_pairs(
                 found[name].add(seen, y.to(x.device))
         tick()
     return found
+
+
+@full_precision()
+def _answers(teacher: nn.Module, layer: str, x: Tensor) -> Tensor:
+    dense = read_source(teacher, layer, teacher.get_submodule(layer), split_fused=False)
+    return nn.functional.linear(x, dense.weight.to(x), None if dense.bias is None else dense.bias.to(x))
 
 
 def _has_other_names(model: nn.Module, names: Sequence[str]) -> bool:
@@ -191,6 +200,7 @@ def _run(
             runs.run(number)
     if not kept.has_all(names, streams):
         raise ValueError(
-            f"{', '.join(names)}: not every layer runs on every batch, so their outputs cannot be compared."
+            f"{', '.join(names)}: not every layer runs on every batch, so their outputs cannot be compared. Larger "
+            "batches may reach all experts of a mixture; else convert such layers when the others are healed."
         )
     return kept

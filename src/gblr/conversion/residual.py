@@ -112,7 +112,7 @@ def residual_streams(
 def first_tensor(args: Any, kwargs: Any) -> Tensor | None:
     """What a module is given first, if that is vectors."""
     x = args[0] if args else next(iter(kwargs.values()), None)
-    return x if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1 else None
+    return x if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1 and x.shape[-1] else None
 
 
 def _sums(total: _Seen, outputs: Sequence[_Seen], recent: Sequence[_Seen]) -> Iterator[tuple[tuple[_Seen, ...], str]]:

@@ -6,8 +6,8 @@ layers. No labels are needed: for logits they are drawn from the model's own pre
 hidden states the gradients are those of their sum with random signs (how far the outputs move).
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -54,19 +54,15 @@ def collect_sensitivity(
                 sums[source.name] += rows.square().sum(0).double().cpu()
                 counts[source.name] += len(rows)
 
-            handles = _watched(sources, add)
-            try:
+            with _watched(sources, add):
                 # what a model with a decoder returns is the decoder's
                 loss = probe(batch_call(model, batch), padding_of(batch, "decoder", model), generator)
-            finally:
-                for handle in handles:
-                    handle.remove()
-            if not loss.requires_grad:
-                raise ValueError(
-                    "`sensitivity` needs gradients, and none reach the model's output from the layers to convert: its "
-                    "forward turns them off, or the batches skip these layers. Convert without `sensitivity`."
-                )
-            loss.backward()
+                if not loss.requires_grad:
+                    raise ValueError(
+                        "`sensitivity` needs gradients, and none reach the model's output from the layers to convert: "
+                        "its forward turns them off, or the batches skip these layers. Convert without `sensitivity`."
+                    )
+                loss.backward()  # still watched: what is checkpointed runs once more
             tick()
     for name, total in sums.items():
         if not bool(total.isfinite().all()):
@@ -107,17 +103,18 @@ def _drawn(scores: Float[Tensor, "rows classes"], generator: torch.Generator) ->
     return torch.cat(found)[:, 0].clamp(max=scores.shape[-1] - 1)
 
 
-def _watched(sources: Sequence[Source], add: Callable[[Source, Tensor], None]) -> list[Any]:
-    """Hooks that hand on the gradients of the layers' outputs, of every call, as they come: none is kept. The outputs
-    go on as copies, which may be changed in place.
+@contextmanager
+def _watched(sources: Sequence[Source], add: Callable[[Source, Tensor], None]) -> Iterator[None]:
+    """Hands on the gradients of the layers' outputs, of every call, as they come: none is kept. The outputs go on as
+    copies, which may be changed in place.
     """
-    handles = []
-    for source in sources:
+    with ExitStack() as stack:
+        for source in sources:
 
-        def hook(module: nn.Module, args: Any, output: Tensor, source: Source = source) -> Tensor:
-            watched = output if output.requires_grad else output.detach().requires_grad_()
-            watched.register_hook(lambda grad: add(source, grad))
-            return watched.clone()
+            def hook(module: nn.Module, args: Any, output: Tensor, source: Source = source) -> Tensor:
+                watched = output if output.requires_grad else output.detach().requires_grad_()
+                watched.register_hook(lambda grad: add(source, grad))
+                return watched.clone()
 
-        handles.append(source.module.register_forward_hook(hook))
-    return handles
+            stack.callback(source.module.register_forward_hook(hook).remove)
+        yield

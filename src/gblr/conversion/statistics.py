@@ -69,14 +69,19 @@ def notes_on_few(statistics: Mapping[str, Statistics]) -> list[str]:
     >>> notes_on_few({"fc": Statistics(torch.eye(8), 3), "out": Statistics(torch.eye(4), 5)})
     ['`calibration` has few samples: fc saw 3 inputs and has 8 features. With more, fits hold better on other data.']
     """
-    few = {name: found for name, found in statistics.items() if 0 < found.positions < len(found.gram)}
+    return note_on_few("calibration", {name: (found.positions, len(found.gram)) for name, found in statistics.items()})
+
+
+def note_on_few(samples: str, seen: Mapping[str, tuple[int, int]]) -> list[str]:
+    """The same of layers by their numbers of inputs and features; `samples` is the argument that was given."""
+    few = {name: sizes for name, sizes in seen.items() if 0 < sizes[0] < sizes[1]}
     if not few:
         return []
     first, *others = few
     more = f" (and {len(others)} more layer{'s' if len(others) > 1 else ''} likewise)" if others else ""
     return [
-        f"`calibration` has few samples: {first} saw {few[first].positions} inputs and has {len(few[first].gram)} "
-        f"features{more}. With more, fits hold better on other data."
+        f"`{samples}` has few samples: {first} saw {few[first][0]} inputs and has {few[first][1]} features{more}. "
+        "With more, fits hold better on other data."
     ]
 
 

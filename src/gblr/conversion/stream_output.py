@@ -25,6 +25,7 @@ def write_unit(
 ) -> None:
     """Puts the fitted layers of a block and all else in it into one file, tensor by tensor, and tidies up."""
     layers = [read_json(marker) for marker in markers]
+    collected = read_json(folder.unit(number) / "collected.json") or {}
     gone = tuple(f"{layer['name']}." for layer in layers)
     records: dict[str, Record] = {}
     pieces = []
@@ -48,6 +49,7 @@ def write_unit(
         "records": records,
         "layers": {layer["name"]: layer["spec"] for layer in layers},
         "rows": [row for layer in layers for row in layer["rows"]],
+        "inputs": {name: seen["positions"] for name, seen in collected.items()},
     }
     write_json(folder.unit_marker(number), found)
     shutil.rmtree(folder.unit(number), ignore_errors=True)
@@ -83,7 +85,9 @@ def finish(model: Any, files: ModelFiles, num_units: int, folder: StreamFolder) 
             os.replace(file, folder.out / _final(number, num_units))
     publish(manifest, sum(_nbytes(record) for record in manifest["tensors"].values()), scratch, folder.out)
     stored = read_json(folder.out / CLAIM)
-    write_json(folder.out / CLAIM, stored | {"report": [row for unit in units for row in unit["rows"]]})
+    rows = [row for unit in units for row in unit["rows"]]
+    inputs = {name: count for unit in units for name, count in unit.get("inputs", {}).items()}
+    write_json(folder.out / CLAIM, stored | {"report": rows, "inputs": inputs})
 
 
 def _records(model: Any, units: Sequence[Any]) -> dict[str, Record]:

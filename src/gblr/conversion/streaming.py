@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gblr.conversion.blocks import Blocks, find_blocks
+from gblr.conversion.calibration import Calibration as Measured
+from gblr.conversion.calibration import check_batches
 from gblr.conversion.choosing import choose
 from gblr.conversion.convert import (
     build_converted,
@@ -26,7 +28,7 @@ from gblr.conversion.filters import Filter, NameFilter, linear_layers
 from gblr.conversion.model_files import ModelFiles, open_model_files
 from gblr.conversion.report import Report, Row
 from gblr.conversion.sources import Source, check_weights, read_source
-from gblr.conversion.statistics import Statistics
+from gblr.conversion.statistics import Statistics, note_on_few
 from gblr.conversion.stream_folder import CLAIM, StreamFolder, read_json
 from gblr.conversion.stream_output import finish, write_unit
 from gblr.conversion.stream_refit import Refits, write_layer
@@ -63,6 +65,7 @@ def convert_streaming(
     """
     source, out = Path(source_dir).resolve(), Path(out_dir).resolve()
     _check_arguments(source, out, config, refit and calibration is None)
+    _check_calibration(calibration)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     model, files = open_model_files(source)
     where = linear_layers() if where is None else where
@@ -84,6 +87,8 @@ def convert_streaming(
     if rank == 0:
         folder.remove_work()
     notes = where.unmatched([n for n, _ in model.named_modules()]) if isinstance(where, NameFilter) else []
+    inputs = stored.get("inputs", {})
+    notes += note_on_few("calibration", {s.name: (inputs.get(s.name, 0), s.weight.shape[1]) for s in sources})
     rows = _in_order([Row(**row | {"shape": tuple(row["shape"])}) for row in stored["report"]], sources)
     title = report_title(config, calibration) + ", refitted" * refit
     return Report([*rows, *skipped], [s.name for s in sources], title, notes)
@@ -227,6 +232,16 @@ def _check_arguments(source: Path, out: Path, config: Config, refits_without_inp
         raise ValueError(f"`out_dir` {out} must lie outside `source_dir` {source}, which is only read.")
     if out in source.parents and (out / CLAIM).exists():
         raise ValueError(f"`source_dir` {source} must lie outside `out_dir` {out}.")
+
+
+def _check_calibration(calibration: object) -> None:
+    if isinstance(calibration, Measured):
+        raise ValueError(
+            "streaming measures each block when it comes to it, and keeps that on the disk: pass the batches as "
+            "`calibration`, not what `gblr.calibrate` made of them."
+        )
+    if calibration is not None:
+        check_batches(calibration)
 
 
 def _claim(

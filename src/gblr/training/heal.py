@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gblr.atomic import write_json
+from gblr.atomic import remove, replacing, write_json
 from gblr.conversion.checkpoint import load_, save_pretrained
 from gblr.conversion.cost import cost
+from gblr.conversion.filters import is_linear_or_conv
 from gblr.conversion.planner import as_call
 from gblr.conversion.refit import Refitted, refit_layers_, structured_layers
 from gblr.conversion.refit_parts import Freedom
+from gblr.conversion.sources import read_source
+from gblr.conversion.statistics import note_on_few
 from gblr.fitting.config import TRAINABLE_GROWTH, check_choice
 from gblr.layers.gaudi import GaudiModule
 from gblr.layers.modes import modes_of, restore_modes
@@ -32,11 +35,16 @@ _LEAST = 1e-9  # a budget is above 0, also where all blocks are dead
 @dataclass(frozen=True)
 class HealResult:
     """What `heal_` did: `layers` has the errors of every layer before and after its refit, none if that was left out;
-    `training` is the result of the distillation, None without one.
+    `training` is the result of the distillation, None without one; `notes` tell where `batches` are few.
     """
 
     layers: list[Refitted]
     training: TrainResult | None
+
+    @property
+    def notes(self) -> list[str]:
+        """A line if layers were given fewer inputs than they have features: their refits keep what these few need."""
+        return note_on_few("batches", {row.layer: (row.inputs, row.features) for row in self.layers})
 
 
 def heal_(
@@ -79,7 +87,7 @@ def heal_(
     """
     check_choice("structure", structure, Freedom)
     check_choice("match", match, Match)
-    _check(model, teacher, batches)
+    _check(model, teacher, batches, layers)
     if structure == "frozen" and config is not None and config.budget is not None and _gaudi_layers(model):
         raise ValueError(
             "a `budget` in `config` is for a structure that is learned, and structure='frozen' keeps it as it is; pass "
@@ -96,17 +104,34 @@ def heal_(
     return HealResult(refitted, _distill(model, teacher, batches, config, structure, match, temperature, folder))
 
 
-def _check(model: nn.Module, teacher: nn.Module, batches: Sequence[Any]) -> None:
+def _check(model: nn.Module, teacher: nn.Module, batches: Sequence[Any], layers: bool) -> None:
     if not isinstance(batches, Sequence) or isinstance(batches, str) or not batches:
         raise ValueError("`batches` must be a list of inputs, as they are read several times; use `list(...)`.")
-    names = structured_layers(model)
-    if not names:
+    ours = structured_layers(model)
+    if not ours:
         raise ValueError("`model` has no structured layer to heal; convert it first with `convert_`.")
     theirs = dict(teacher.named_modules())
     if structured_layers(teacher):
         raise ValueError("`teacher` has structured layers; it must be the dense original, copied before `convert_`.")
-    if absent := [name for name in names if name not in theirs]:
+    if absent := [name for name in ours if name not in theirs]:
         raise ValueError(f"`teacher` has no layer {absent[0]!r}: it must be the dense original of `model`.")
+    for name, layer in ours.items() if layers else ():
+        size, dense = (layer.out_features, layer.in_features), _size(teacher, name)
+        if dense != size:
+            what = type(theirs[name]).__name__ if dense is None else f"{dense[0]} x {dense[1]}"
+            raise ValueError(
+                f"{name!r} is {size[0]} x {size[1]} in `model` and {what} in `teacher` (outputs x inputs): it must be "
+                "the dense original of `model`."
+            )
+
+
+def _size(model: nn.Module, name: str) -> tuple[int, int] | None:
+    """Outputs and inputs of a dense layer; None for anything else."""
+    module = model.get_submodule(name)
+    if not is_linear_or_conv(module):
+        return None
+    out_features, in_features = read_source(model, name, module, split_fused=False).weight.shape
+    return out_features, in_features
 
 
 def _refit(
@@ -116,18 +141,26 @@ def _refit(
     """With a folder, saved as it goes: what is done before is not done again."""
     if folder is None:
         return refit_layers_(model, teacher, batches, structure, sensitivity=sensitivity, max_growth=max_growth)
-    file, stored = folder / "layers.json", folder / "layers"
+    file = folder / "layers.json"
     done = [Refitted(**row) for row in json.loads(file.read_text())] if file.exists() else []
     if done:
-        load_(model, stored)
+        load_(model, _after(done, folder))
 
     def keep(refitted: list[Refitted]) -> None:
+        before = _after(done, folder)
         done.extend(refitted)
-        save_pretrained(model, stored)
-        write_json(file, [vars(row) for row in done])
+        with replacing(_after(done, folder)) as new:
+            save_pretrained(model, new)
+        write_json(file, [vars(row) for row in done])  # from now on that is what is continued
+        remove(before)
 
     refit_layers_(model, teacher, batches, structure, [row.layer for row in done], keep, sensitivity, max_growth)
     return done
+
+
+def _after(done: Sequence[Refitted], folder: Path) -> Path:
+    """The model as these refits have left it: a folder for each number of them, so that a kill finds a whole one."""
+    return folder / f"layers-{len(done)}"
 
 
 def _distill(
