@@ -16,6 +16,7 @@ from gblr.layers.conv import GaudiConv2d, StructuredConv2d
 from gblr.layers.gaudi import GaudiLinear
 from gblr.layers.split import SplitLinear
 from gblr.layers.structured import StructuredLinear
+from gblr.training.heal import heal_
 from tests.conversion.converted import encoder, gpt2, output
 from tests.conversion.low_rank_models import LOSSLESS, assert_same, make_low_rank_, mlp, modules_of, random_mlp
 from tests.helpers import raises_value_error
@@ -58,6 +59,31 @@ def test_convolutions_that_fit_into_the_cost_give_the_dense_outputs(config):
     kind = GaudiConv2d if isinstance(config, GaudiConfig) else StructuredConv2d
     assert list(report) == ["0", "2", "4", "6"] and all(isinstance(model[int(name)], kind) for name in report)
     assert_same(model(images()), expected)
+
+
+class CalledByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.qkv, self.fc = nn.Conv2d(3, 8, 3), nn.Linear(8, 24), nn.Linear(24, 16)
+
+    def forward(self, x):
+        hidden = self.conv(input=x).mean((2, 3))
+        return self.fc(input=self.qkv(input=hidden).tanh())
+
+
+@pytest.mark.parametrize("config", (GAUDI, LowRankConfig(0.6)), ids=["gaudi", "low_rank"])
+def test_layers_take_their_input_by_name(config):
+    """That of `nn.Linear` and `nn.Conv2d`, while calibrated, converted and hardened."""
+    model = CalledByName().eval()
+    dense = copy.deepcopy(model)
+    where = lambda m, n: linear_layers()(m, n) or conv_layers()(m, n)  # noqa: E731
+    convert_(model, config, where, calibration=[images()])
+    assert isinstance(model.qkv, SplitLinear)
+    heal_(model, dense, [images()])
+    converted = model(images())
+    if config is GAUDI:
+        harden_(model, images())
+    torch.testing.assert_close(model(images()), converted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("config", EVERY, ids=lambda config: type(config).__name__)

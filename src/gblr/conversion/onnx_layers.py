@@ -37,7 +37,8 @@ class TiledLayer(nn.Module):
 class TiledLinear(TiledLayer):
     """y = W x + bias along the last axis."""
 
-    def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
+    def forward(self, input: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
+        x = input
         flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         y = self.rows(self.sums(self.pieces(flat.mT)))
         y = y.reshape(self.rows.padded_length, -1)[: self.rows.length].mT
@@ -53,8 +54,8 @@ class TiledLinear(TiledLayer):
 class TiledConv2d(TiledLayer):
     """The same for every patch of an image."""
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b o h2 w2"]:
-        pieces = self.pieces(x)
+    def forward(self, input: Float[Tensor, "b c h w"]) -> Float[Tensor, "b o h2 w2"]:
+        pieces = self.pieces(input)
         y = features(self.rows(self.sums(pieces.flatten(2))), self.rows.padded_length)
         y = y[:, : self.rows.length].unflatten(2, pieces.shape[2:])
         return y if self.bias is None else y + self.bias[:, None, None]
@@ -74,10 +75,10 @@ class ComposedLayer(nn.Module):
     def weight(self) -> Float[Tensor, "out in"]:
         return self.u().mT @ self.v()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self.geometry is None:
-            return nn.functional.linear(x, self.weight, self.bias)
-        return self.geometry.convolve(x, self.geometry.weight(self.weight), self.bias)
+            return nn.functional.linear(input, self.weight, self.bias)
+        return self.geometry.convolve(input, self.geometry.weight(self.weight), self.bias)
 
 
 class Spread(nn.Module):

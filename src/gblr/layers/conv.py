@@ -187,7 +187,8 @@ class GaudiConv2d(ConvAttributes, GaudiModule):
         self.geometry = geometry
         self.add_bias(bias, options.get("generator"))
 
-    def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
+    def forward(self, input: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
+        x = input
         u, v = self.flat_factors()
         if self.composes(self.geometry.num_positions(x)):
             y = self.geometry.convolve(x, self.geometry.weight(self.composed(u, v)), self.bias)
@@ -224,7 +225,8 @@ class StructuredConv2d(ConvAttributes, MatrixModule):
         self.geometry = geometry
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
-    def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
+    def forward(self, input: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b o h2 w2"]:
+        x = input
         if (y := self.multiply(x, self.bias)) is not None:
             return y
         matrix, bias = self.matrix, self.bias

@@ -343,8 +343,9 @@ class GaudiLinear(GaudiModule):
         super().__init__(in_features, out_features, block_rank, align, **options)
         self.add_bias(bias, options.get("generator"))
 
-    def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
+    def forward(self, input: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
         """W x + bias, by composing W or by chaining the factors, whichever takes fewer multiplications for this x."""
+        x = input  # as `nn.Linear` calls it: models may pass it by name
         u, v = self.flat_factors()
         positions = x.numel() // self.in_features
         self._count(positions)

@@ -22,8 +22,8 @@ class SplitLinear(nn.Module):
         self.parts = nn.ModuleList(parts)
         self.runs = runs
 
-    def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
-        outputs = [part(x) for part in self.parts]
+    def forward(self, input: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
+        outputs = [part(input) for part in self.parts]
         if self.runs == 1:
             return torch.cat(outputs, dim=-1)
         return torch.cat([y.unflatten(-1, (self.runs, -1)) for y in outputs], dim=-1).flatten(-2)

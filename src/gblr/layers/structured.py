@@ -131,8 +131,8 @@ class StructuredLinear(MatrixModule):
             raise ValueError(f"`bias` must have shape ({matrix.shape[0]},); got {tuple(bias.shape)}.")
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
-    def forward(self, x: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
-        return self._product(x)
+    def forward(self, input: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
+        return self._product(input)
 
     def to_dense_layer(self) -> nn.Linear:
         """The same layer as a plain `nn.Linear`."""
