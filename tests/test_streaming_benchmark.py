@@ -32,7 +32,15 @@ def test_sizes_are_those_of_embedding_model_and_one_block(bench, tmp_path, monke
 def test_a_conversion_beyond_its_limit_fails_and_one_within_tells_what_it_took(bench, tmp_path):
     tiny = bench.write_tiny(tmp_path / "tiny", vocabulary=40_000)
     largest = 4 * 40_000 * 64
-    enough = bench.run_case(tiny, "low rank", False, 3 * largest)
+    enough = bench.run_case(tiny, "low rank", "", 3 * largest)
     assert enough["within"] and largest < enough["peak_bytes"] < 3 * largest
-    little = bench.run_case(tiny, "low rank", False, largest)  # with a thread that shows that it is at work
+    refitted = bench.run_case(tiny, "low rank", "refitted", 4 * largest)
+    assert refitted["within"] and refitted["peak_bytes"] > enough["peak_bytes"] / 2
+    little = bench.run_case(tiny, "low rank", "", largest)  # with a thread that shows that it is at work
     assert not little["within"] and "memory" in little["error"]
+
+
+def test_commands_name_what_was_asked_for(bench):
+    assert bench.command(False, None).endswith("--model FILE.gguf --data DIR --out docs/results/streaming.json")
+    assert "--refit --only 'low rank' --model" in bench.command(True, "low rank")
+    assert bench.command(True, "low rank").endswith("docs/results/streaming-refit.json")
