@@ -86,6 +86,20 @@ def test_layers_take_their_input_by_name(config):
     torch.testing.assert_close(model(images()), converted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("config", (GAUDI, LowRankConfig(0.6)), ids=["gaudi", "low_rank"])
+@pytest.mark.parametrize("split", (False, True))
+def test_linear_layers_also_take_the_name_of_conv1d(config, split):
+    """Which stands in the same models as `nn.Linear`; one input is asked for, neither none nor two."""
+    model = nn.Sequential(OrderedDict(qkv=nn.Linear(8, 24)))
+    convert_(model, config, split_fused=split)
+    x = torch.ones(2, 8)
+    assert isinstance(model.qkv, SplitLinear) == split
+    assert torch.equal(model.qkv(x=x), model.qkv(x)) and torch.equal(model.qkv(input=x), model.qkv(x))
+    for wrong in ({}, {"input": x, "x": x}):
+        with pytest.raises(TypeError, match="one input"):
+            model.qkv(**wrong)
+
+
 @pytest.mark.parametrize("config", EVERY, ids=lambda config: type(config).__name__)
 def test_every_config_converts_within_its_cost(config):
     model = random_mlp()

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gblr.layers.arguments import one_input
 from gblr.layers.prepared import autocast_dtype
 from gblr.layers.scratch import default_num_blocks, scratch_widths
 from gblr.layers.smooth import SmoothMasks
@@ -343,9 +344,11 @@ class GaudiLinear(GaudiModule):
         super().__init__(in_features, out_features, block_rank, align, **options)
         self.add_bias(bias, options.get("generator"))
 
-    def forward(self, input: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
+    def forward(
+        self, input: Float[Tensor, "*b in"] | None = None, *, x: Float[Tensor, "*b in"] | None = None
+    ) -> Float[Tensor, "*b out"]:
         """W x + bias, by composing W or by chaining the factors, whichever takes fewer multiplications for this x."""
-        x = input  # as `nn.Linear` calls it: models may pass it by name
+        x = one_input(input, x)
         u, v = self.flat_factors()
         positions = x.numel() // self.in_features
         self._count(positions)

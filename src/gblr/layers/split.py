@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gblr.layers.arguments import one_input
 from gblr.layers.structured import dense_linear
 
 
@@ -22,8 +23,11 @@ class SplitLinear(nn.Module):
         self.parts = nn.ModuleList(parts)
         self.runs = runs
 
-    def forward(self, input: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
-        outputs = [part(input) for part in self.parts]
+    def forward(
+        self, input: Float[Tensor, "*b in"] | None = None, *, x: Float[Tensor, "*b in"] | None = None
+    ) -> Float[Tensor, "*b out"]:
+        x = one_input(input, x)
+        outputs = [part(x) for part in self.parts]
         if self.runs == 1:
             return torch.cat(outputs, dim=-1)
         return torch.cat([y.unflatten(-1, (self.runs, -1)) for y in outputs], dim=-1).flatten(-2)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gblr.layers.arguments import one_input
 from gblr.layers.prepared import AskedWeight, PreparedModule, autocast_dtype
 from gblr.matrices.base import StructuredMatrix
 from gblr.ops.checks import is_plain_eager
@@ -131,8 +132,10 @@ class StructuredLinear(MatrixModule):
             raise ValueError(f"`bias` must have shape ({matrix.shape[0]},); got {tuple(bias.shape)}.")
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
-    def forward(self, input: Float[Tensor, "*b in"]) -> Float[Tensor, "*b out"]:
-        return self._product(input)
+    def forward(
+        self, input: Float[Tensor, "*b in"] | None = None, *, x: Float[Tensor, "*b in"] | None = None
+    ) -> Float[Tensor, "*b out"]:
+        return self._product(one_input(input, x))
 
     def to_dense_layer(self) -> nn.Linear:
         """The same layer as a plain `nn.Linear`."""
