@@ -156,8 +156,8 @@ def streaming(record: Record) -> str:
     bounds = ("model_bytes", "largest_bytes", "activation_bytes", "limit_bytes")
     heads = ["method", "calibration, windows", "most taken, MB", "within the limit"]
     rows = [
-        [row["method"] + ", refitted" * ("refitted" in row), f"{row['calibration']}", mb(row["peak_bytes"]) if row["within"] else "",
-         "yes" if row["within"] else "no, it fails"]
+        [row["method"] + ", refitted" * ("refitted" in row), f"{row['calibration']}",
+         mb(row["peak_bytes"]) if row["within"] else "", "yes" if row["within"] else "no, it fails"]
         for row in record["rows"]
     ]  # fmt: skip
     names = ("all weights {} MB", "largest layer {}", "a block's activations {}", "limit {}")
